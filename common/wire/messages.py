@@ -254,7 +254,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Target -> coordinator: the token that prefill chose; it reaches the client at once."""
+    """Target -> coordinator: the token that prefill chose; it reaches the client at once.
+
+    With finish "stop" the chosen token ended the text: it is not emitted and `piece` is empty.
+    """
 
     session: str
     epoch: int
@@ -348,7 +351,7 @@ class Verified:
     key: RoundKey
     rows_run: int  # 1 when the block did not come in time
     n_accepted: int  # 0..rows_run-1
-    ids: tuple[int, ...]  # accepted drafts and the bonus; cut at stop or max_tokens
+    ids: tuple[int, ...]  # accepted drafts and the bonus; cut before a stop token and at max_tokens
     pieces: tuple[str, ...]  # one text piece per id
     finish: str  # "" | "stop" | "length"
     tail: str
