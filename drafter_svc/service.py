@@ -1,0 +1,232 @@
+"""The drafter as an actor: messages in, context appends and drafts, messages out.
+
+Owns the seats (one context per session), the Draft held until its context is complete, and the
+links to targets. Does not know sockets, threads, the policy or how a block is drafted. Runs on the
+compute thread.
+
+Invariant: a block is drafted only when the context ends exactly at the anchor's position; rows
+below the end are ignored, a gap asks for the missing rows again.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from common.errors import DFlashError
+from common.net.transport import Peer, Send
+from common.wire.messages import (
+    Attach,
+    Block,
+    Close,
+    Draft,
+    Drafted,
+    DraftFailed,
+    Features,
+    Link,
+    LinkLost,
+    LinkRefused,
+    Message,
+    Resync,
+    RoundKey,
+    Scalar,
+)
+from drafter_svc.context import Context, ContextGap
+from drafter_svc.drafter import Drafter
+from drafter_svc.frames import rows_of
+
+logger = logging.getLogger(__name__)
+
+CONTROL = Peer("control", b"")
+LINK_RETRY_S: Final = 0.01  # a fresh connection takes about a millisecond on one host
+LINK_PATIENCE_S: Final = 3.0  # after this the target's data socket counts as unreachable
+
+
+class Dial(Protocol):
+    """Opens, or reuses, the data link to a target."""
+
+    def __call__(self, endpoint: str, server_key: str) -> Peer:
+        """Return the peer of the link; the connection may still be under way."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One session at the drafter."""
+
+    attach: Attach
+    target: Peer
+    context: Context
+    is_linked: bool  # the target has been sent Link
+    link_until: float  # when an unsent Link gives up, monotonic seconds
+    held: Draft | None = None  # waits for its context
+    held_until: float = 0.0
+
+
+class DrafterService:
+    """Actor of the drafter process.
+
+    Args:
+        drafter: loaded and warmed up.
+        send: hands a message to the I/O thread; False when the peer is gone.
+        dial: opens the data link to a target.
+    """
+
+    def __init__(self, drafter: Drafter, send: Send, dial: Dial) -> None:
+        self._drafter = drafter
+        self._send = send
+        self._dial = dial
+        self._seats: dict[str, Seat] = {}
+        self._counters: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------ the actor's face
+
+    def on_message(self, peer: Peer, message: Message, now: float) -> None:
+        """Handle one message; a fault costs a draft, never the process."""
+        match message:
+            case Attach():
+                self._attach(message, now)
+            case Draft():
+                self._draft(message, now)
+            case Features():
+                self._features(peer, message)
+            case LinkRefused():
+                self._refused(message)
+            case Close():
+                self._seats.pop(message.session, None)
+            case _:
+                self._drop("unexpected_" + type(message).__name__.lower())
+
+    def on_lost(self, peer: Peer, now: float) -> None:
+        """A connection is gone: without the coordinator every session ends, else its sessions do."""
+        if peer == CONTROL:
+            self._seats.clear()
+            return
+        for name, seat in list(self._seats.items()):
+            if seat.target == peer:
+                self._lose(name, "connection lost")
+
+    def work(self, now: float) -> bool:
+        """Nothing runs in the background."""
+        return False
+
+    def next_deadline(self) -> float | None:
+        """When the earliest held draft or unsent Link must be looked at, in monotonic seconds."""
+        held = [seat.held_until for seat in self._seats.values() if seat.held is not None]
+        unsent = any(not seat.is_linked for seat in self._seats.values())
+        return min([*held, *([time.monotonic() + LINK_RETRY_S] if unsent else [])], default=None)
+
+    def on_time(self, now: float) -> None:
+        """Give up held drafts whose deadline passed, and try unsent Links again."""
+        for name, seat in list(self._seats.items()):
+            if seat.held is not None and seat.held_until <= now:
+                key, seat.held = seat.held.key, None
+                self._fail(key, "no_context")
+            if not seat.is_linked:
+                self._try_link(name, seat, now)
+
+    def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
+        """State, sessions held and counters."""
+        return ("busy" if self._seats else "ready", len(self._seats), dict(self._counters))
+
+    # ------------------------------------------------------------------ sessions and links
+
+    def _attach(self, order: Attach, now: float) -> None:
+        known = self._seats.get(order.session)
+        if known is not None and known.attach.epoch == order.epoch:
+            context = known.context  # a new link, the same history: only what is missing is fed
+        else:
+            context = self._drafter.open(order.session)
+        target = self._dial(order.endpoint, order.server_key)
+        seat = Seat(order, target, context, is_linked=False, link_until=now + LINK_PATIENCE_S)
+        self._seats[order.session] = seat
+        self._try_link(order.session, seat, now)
+
+    def _try_link(self, name: str, seat: Seat, now: float) -> None:
+        order = seat.attach
+        hello = Link(order.session, order.epoch, order.ticket, seat.context.end)
+        if self._send(seat.target, hello):
+            seat.is_linked = True
+        elif now >= seat.link_until:
+            self._lose(name, f"no connection to {order.endpoint} within {LINK_PATIENCE_S:g} s")
+
+    def _refused(self, answer: LinkRefused) -> None:
+        seat = self._seats.get(answer.session)
+        if seat is not None and seat.attach.ticket == answer.ticket:
+            self._lose(answer.session, f"refused by the target: {answer.reason}")
+
+    def _lose(self, name: str, reason: str) -> None:
+        seat = self._seats.pop(name)
+        if seat.held is not None:
+            self._fail(seat.held.key, "unknown_session")
+        self._send(CONTROL, LinkLost(name, seat.attach.ticket, reason))
+
+    # ------------------------------------------------------------------ features
+
+    def _features(self, peer: Peer, message: Features) -> None:
+        seat = self._seats.get(message.session)
+        if seat is None or seat.target != peer or seat.attach.epoch != message.epoch:
+            self._drop("stale_features")
+            return
+        try:
+            self._append(seat, message)
+        except ContextGap as gap:
+            self._counters["gaps"] += 1
+            self._send(peer, Resync(message.session, message.epoch, gap.wanted_pos))
+            return
+        except DFlashError as fault:
+            logger.warning("session %s: %s", message.session, fault)
+            self._lose(message.session, fault.message)
+            return
+        self._try_held(seat)
+
+    def _append(self, seat: Seat, message: Features) -> None:
+        rows = rows_of(message.rows)
+        if seat.context.is_empty and message.first_pos > seat.context.end:
+            # The target no longer holds older rows: a late start after a prefix.
+            seat.context.reset(message.first_pos)
+        self._drafter.append(seat.context, rows, message.first_pos)
+
+    # ------------------------------------------------------------------ drafts
+
+    def _draft(self, order: Draft, now: float) -> None:
+        seat = self._seats.get(order.key.session)
+        if seat is None:
+            self._fail(order.key, "unknown_session")
+        elif seat.attach.epoch != order.key.epoch or seat.context.end > order.key.base:
+            self._fail(order.key, "stale")
+        else:
+            seat.held = order
+            seat.held_until = now + order.deadline_ms / 1e3
+            self._try_held(seat)
+
+    def _try_held(self, seat: Seat) -> None:
+        order = seat.held
+        if order is None or seat.context.end < order.key.base:
+            return
+        seat.held = None
+        if seat.context.end > order.key.base:
+            self._fail(order.key, "stale")
+            return
+        start = time.perf_counter()
+        try:
+            block = self._drafter.draft(seat.context, order.key.anchor_id, order.n_drafts)
+        except DFlashError as fault:
+            logger.warning("session %s: %s", order.key.session, fault)
+            self._fail(order.key, "fault")
+            return
+        ms = (time.perf_counter() - start) * 1e3
+        if not self._send(seat.target, Block(order.key, block.draft_ids, block.confidences)):
+            self._fail(order.key, "fault")
+            self._lose(order.key.session, "block could not be sent")
+            return
+        self._send(CONTROL, Drafted(order.key, block.confidences, ms))
+
+    def _fail(self, key: RoundKey, reason: str) -> None:
+        self._counters["failed_" + reason] += 1
+        self._send(CONTROL, DraftFailed(key, reason))
+
+    def _drop(self, what: str) -> None:
+        self._counters[what] += 1
+        logger.debug("dropped: %s", what)

@@ -1,0 +1,144 @@
+"""One request's place at the target: its engine session, text, link and present round.
+
+Owns what the service must remember about one session between messages, and the rules that end a
+text (stop token, max_tokens). Does not know sockets, the wire, other sessions or the policy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common.net.transport import Peer
+from common.wire.messages import Block, RoundKey, Sampling, Verified, Verify
+from target_svc.engine import Session
+from target_svc.prefill import PrefillStep
+from target_svc.text import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What of some newly committed ids belongs to the text.
+
+    Attributes:
+        ids: the ids that are part of the text, cut before a stop token and at max_tokens.
+        pieces: one text piece per id; "" while a character is incomplete.
+        finish: "" while the text goes on, else "stop" or "length".
+        tail: text the detokenizer still held back; only with a finish.
+    """
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    finish: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWait:
+    """A Verify whose block has not come; times in monotonic seconds."""
+
+    order: Verify
+    since: float
+    until: float
+
+
+class Seat:
+    """State of one session between messages.
+
+    Attributes:
+        session: the engine's session; `base` and `anchor_id` of the present round live there.
+        next_round: index of the round that may run next.
+        link: the drafter's data link, None while there is none.
+        sent_pos: absolute position of the next feature row the link has not been sent.
+        waiting: the Verify whose block has not come, and when that wait ends; else None.
+        block: the one block kept for the present round, or None.
+        last: the verdict of the previous round, for a repeated Verify.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        epoch: int,
+        ticket: str,
+        sampling: Sampling,
+        session: Session,
+        steps: Iterator[PrefillStep],
+        text: Detokenizer,
+        stop_ids: frozenset[int],
+        n_generated: int,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.ticket = ticket
+        self.session = session
+        self.steps = steps
+        self.next_round = 0
+        self.link: Peer | None = None
+        self.sent_pos = 0
+        self.waiting: BlockWait | None = None
+        self.block: Block | None = None
+        self.last: Verified | None = None
+        self._text = text
+        self._stop_ids = frozenset[int]() if sampling.ignore_eos else stop_ids
+        self._n_generated = n_generated
+        self._max_tokens = sampling.max_tokens
+
+    def emit(self, ids: Sequence[int]) -> Emission:
+        """Turn newly committed ids into text and apply the rules that end it."""
+        kept: list[int] = []
+        pieces: list[str] = []
+        finish = ""
+        for token in ids:
+            if token in self._stop_ids:
+                finish = "stop"
+                break
+            kept.append(token)
+            pieces.append(self._text.push(token))
+            self._n_generated += 1
+            if self._n_generated >= self._max_tokens:
+                finish = "length"
+                break
+        tail = self._text.finish() if finish else ""
+        return Emission(tuple(kept), tuple(pieces), finish, tail)
+
+    def expects(self, key: RoundKey) -> bool:
+        """Whether `key` names the round that may run now."""
+        return (
+            key.epoch == self.epoch
+            and key.round_index == self.next_round
+            and key.base == self.session.base
+            and key.anchor_id == self.session.anchor_id
+        )
+
+    def stored_verdict(self, key: RoundKey) -> Verified | None:
+        """The verdict to repeat, if `key` names the round that ran last."""
+        if self.last is not None and self.last.key == key:
+            return self.last
+        return None
+
+    def take_block(self, block: Block) -> bool:
+        """Keep `block` for the present round; False if it belongs to another."""
+        if not self.expects(block.key):
+            return False
+        self.block = block
+        return True
+
+    def block_for(self, verify: Verify) -> Block | None:
+        """The kept block, if it is the one `verify` names."""
+        if self.block is not None and self.block.key.draft_id == verify.key.draft_id:
+            return self.block
+        return None
+
+    def wait_for_block(self, order: Verify, now: float) -> None:
+        """Hold `order` until its block comes or its deadline passes."""
+        self.waiting = BlockWait(order, now, now + order.block_deadline_ms / 1e3)
+
+    def waited_ms(self, now: float) -> float:
+        """How long the present round has waited for its block."""
+        return 0.0 if self.waiting is None else (now - self.waiting.since) * 1e3
+
+    def finish_round(self, verdict: Verified) -> None:
+        """Remember the verdict and make room for the next round."""
+        self.last = verdict
+        self.next_round = verdict.key.round_index + 1
+        self.waiting = None
+        self.block = None
