@@ -99,7 +99,7 @@ class DrafterService:
                 self._drop("unexpected_" + type(message).__name__.lower())
 
     def on_lost(self, peer: Peer, now: float) -> None:
-        """A connection is gone: without the coordinator every session ends, else its sessions do."""
+        """Drop the sessions of a lost connection; without the coordinator, all of them."""
         if peer == CONTROL:
             self._seats.clear()
             return

@@ -1,8 +1,9 @@
 """The target as an actor: messages in, session calls, messages out.
 
-Owns the seats, the order of prefill chunks and the wait for a block. Does not know sockets, threads, the policy or how a verify works. Runs on the compute thread.
+Owns the seats, the order of prefill chunks and the wait for a block. Does not know sockets,
+threads, the policy or how a verify works. Runs on the compute thread.
 
-Invariant: a round runs at most once. A repeated Verify gets the stored verdict, a Verify, Block or
+Invariant: a round runs at most once. A repeated Verify gets the stored verdict; a Verify, Block or
 Link that does not match its seat is dropped and counted.
 """
 
@@ -147,10 +148,7 @@ class TargetService:
 
     def _prompt_ids(self, prompt: Tensor) -> list[int]:
         """Token ids of a prompt; an empty one becomes the separator that starts a document."""
-        if prompt.dtype == "uint8":
-            ids = self._engine.encode(to_text(prompt))
-        else:
-            ids = ids_of(prompt)
+        ids = self._engine.encode(to_text(prompt)) if prompt.dtype == "uint8" else ids_of(prompt)
         vocab = self._engine.card.vocab_size
         for token in ids:
             if not 0 <= token < vocab:
