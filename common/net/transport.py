@@ -64,3 +64,20 @@ class Actor(Protocol):
     def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
         """State, sessions and counters; cheap, called from any thread."""
         ...
+
+
+class Shell(Protocol):
+    """What an actor may ask of the shell around it; `WorkerShell` and `MeshShell` are the two."""
+
+    @property
+    def send(self) -> Send:
+        """Hand a message over; see `Send`."""
+        ...
+
+    def dial(self, endpoint: str, server_key: str) -> Peer:
+        """Open, or reuse, the data link to a target."""
+        ...
+
+    def hang_up(self, peer: Peer) -> None:
+        """Close a data link that `dial` opened; no `on_lost` follows."""
+        ...
