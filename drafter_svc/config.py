@@ -1,0 +1,319 @@
+"""Read a drafter's `config.json` and refuse what does not fit together, by name.
+
+Owns the meaning of the published fields. Does not know tensors or the target's weights. Reads the
+JSON itself: the usual loader of this model family drops `sliding_window` and invents `layer_types`.
+
+Source: z-lab/dflash `load_draft`; speculators `DFlashConfig`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from common.errors import ModelMismatch
+
+ARCHITECTURES: Final = ("DFlashDraftModel", "DFlash2DraftModel")
+LAYER_TYPES: Final = ("full_attention", "sliding_attention")
+CONTRACTIONS: Final = ("stream_mean", "final_mixer", "next_attention_read")
+_SECOND: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+#: Fields that change the network and are not built here; false, null or 0 is fine.
+_NOT_BUILT: Final = (
+    "attention_bias",
+    "attention_sink_bias",
+    "quantization",
+    "quantization_config",
+    "sample_from_anchor",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary settings; always the drafter's own, never the target's."""
+
+    theta: float
+    kind: str = "default"  # "default" | "linear" | "yarn"
+    factor: float = 1.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvConfig:
+    """Grouped dynamic convolution of DFlash2."""
+
+    taps: int  # rows that one output row reads: itself and taps - 1 before it
+    group: int  # channels that share one dynamic coefficient
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    """Candidate lattice of DFlash2."""
+
+    rank: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """One drafter's geometry; built by `parse_config`, which has checked it."""
+
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    block_size: int  # B: anchor plus drafts
+    mask_id: int
+    tap_layer_ids: tuple[int, ...]  # 0-based: the output of these target layers
+    n_target_layers: int  # 0: the config does not say
+    tap_contraction: str  # "" where the config does not say
+    sliding: tuple[bool, ...]  # per layer
+    causal: tuple[bool, ...]  # per layer: causal inside the block
+    window: int  # W of the sliding layers; 0 when there is none
+    rope: RopeConfig
+    conv: ConvConfig | None  # None: DFlash v1
+    selector: SelectorConfig | None
+    output_multiplier: float = 1.0
+    input_embedding_scale: float = 1.0
+    softcap: float = 0.0  # 0: none
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key head."""
+        return self.n_heads // self.n_kv_heads
+
+
+def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
+    """Build the geometry from a parsed `config.json`.
+
+    Fields of DFlash may stand at the root or under `dflash_config`; both with different values is
+    refused.
+
+    Raises:
+        ModelMismatch: a field is missing, out of range, or contradicts another; names the field.
+    """
+    fields = _merge(raw)
+    for name in _NOT_BUILT:
+        if fields.get(name):
+            raise _refuse(name, fields[name], "absent or false")
+    second = _is_second(fields)
+    n_layers = _count(fields, "num_hidden_layers")
+    sliding = _sliding(fields, n_layers)
+    hidden_size, n_heads = _count(fields, "hidden_size"), _count(fields, "num_attention_heads")
+    config = DrafterConfig(
+        hidden_size=hidden_size,
+        intermediate_size=_count(fields, "intermediate_size"),
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=_count(fields, "num_key_value_heads", n_heads),
+        head_dim=_count(fields, "head_dim", hidden_size // n_heads),
+        rms_norm_eps=_number(fields, "rms_norm_eps", 1e-6),
+        vocab_size=_count(fields, "vocab_size"),
+        block_size=_count(fields, "block_size", 16),
+        mask_id=_whole(fields, "mask_token_id"),
+        tap_layer_ids=_tap_layer_ids(fields, n_layers),
+        n_target_layers=_whole(fields, "num_target_layers", 0),
+        tap_contraction=str(fields.get("tap_contraction") or ""),
+        sliding=sliding,
+        causal=_causal(fields, sliding, second=second),
+        window=_count(fields, "sliding_window") if any(sliding) else 0,
+        rope=_rope(fields),
+        conv=_conv(fields, hidden_size) if second else None,
+        selector=_selector(fields) if second else None,
+        output_multiplier=_number(fields, "output_multiplier", 1.0),
+        input_embedding_scale=_number(fields, "input_embedding_scale", 1.0),
+        softcap=_number(fields, "final_logit_softcapping", 0.0),
+    )
+    _check(config)
+    return config
+
+
+def _merge(raw: Mapping[str, Any]) -> dict[str, Any]:
+    nested = raw.get("dflash_config") or {}
+    if not isinstance(nested, Mapping):
+        raise _refuse("dflash_config", nested, "an object")
+    for name in nested.keys() & raw.keys():
+        if nested[name] != raw[name]:
+            raise _refuse(
+                f"dflash_config.{name}", nested[name], f"{raw[name]!r}, as at the root of the file"
+            )
+    return {**raw, **nested}
+
+
+def _is_second(fields: Mapping[str, Any]) -> bool:
+    """Whether this is DFlash2; architecture and fields must agree."""
+    present = [name for name in _SECOND if fields.get(name)]
+    named = fields.get("architectures") or [ARCHITECTURES[bool(present)]]
+    if len(named) != 1 or named[0] not in ARCHITECTURES:
+        raise _refuse("architectures", named, f"one of {list(ARCHITECTURES)}")
+    second = bool(named[0] == ARCHITECTURES[1])
+    missing = [name for name in _SECOND if name not in present]
+    if second and missing:
+        raise ModelMismatch(f"drafter config lacks {missing}; DFlash2DraftModel needs all four")
+    if present and not second:
+        raise ModelMismatch(f"drafter config has {present}; DFlashDraftModel has none of them")
+    return second
+
+
+def _sliding(fields: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
+    types = fields.get("layer_types")
+    if types is None:
+        first = _whole(fields, "max_window_layers", 0) if fields.get("use_sliding_window") else None
+        return tuple(first is not None and index >= first for index in range(n_layers))
+    if not isinstance(types, Sequence) or len(types) != n_layers:
+        raise _refuse("layer_types", types, f"{n_layers} entries, one per layer")
+    unknown = sorted({str(kind) for kind in types} - set(LAYER_TYPES))
+    if unknown:
+        raise _refuse("layer_types", unknown, f"made of {list(LAYER_TYPES)}")
+    return tuple(kind == "sliding_attention" for kind in types)
+
+
+def _causal(
+    fields: Mapping[str, Any], sliding: tuple[bool, ...], *, second: bool
+) -> tuple[bool, ...]:
+    """DFlash: causal iff sliding, unless the config says; DFlash2 is always bidirectional."""
+    said = fields.get("is_causal")
+    if said is not None and not isinstance(said, bool):
+        raise _refuse("is_causal", said, "true, false or null")
+    if second and said:
+        raise _refuse("is_causal", said, "false for DFlash2DraftModel")
+    if second:
+        return (False,) * len(sliding)
+    return sliding if said is None else (said,) * len(sliding)
+
+
+def _tap_layer_ids(fields: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+    ids = fields.get("target_layer_ids")
+    if ids is None:
+        return default_tap_layer_ids(_count(fields, "num_target_layers"), n_layers)
+    if not isinstance(ids, Sequence) or not ids or not all(type(i) is int for i in ids):
+        raise _refuse("target_layer_ids", ids, "a list of layer indices")
+    return tuple(ids)
+
+
+def default_tap_layer_ids(n_target_layers: int, n_layers: int) -> tuple[int, ...]:
+    """The taps a drafter without `target_layer_ids` was trained on.
+
+    >>> default_tap_layer_ids(36, 5)
+    (1, 9, 17, 25, 33)
+    """
+    if n_layers == 1:
+        return (n_target_layers // 2,)
+    span = n_target_layers - 4
+    return tuple(round(1 + index * span / (n_layers - 1)) for index in range(n_layers))
+
+
+def _rope(fields: Mapping[str, Any]) -> RopeConfig:
+    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind not in ("default", "linear", "yarn"):
+        raise _refuse("rope_type", kind, "default, linear or yarn")
+    partial = scaling.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise _refuse("partial_rotary_factor", partial, "1.0; drafters rotate whole heads")
+    known = {**fields, **scaling}
+    return RopeConfig(
+        theta=_number(known, "rope_theta", 10000.0),
+        kind=kind,
+        factor=_number(known, "factor", 1.0),
+        original_max_position=_whole(
+            known,
+            "original_max_position_embeddings",
+            _whole(known, "max_position_embeddings", 0),
+        ),
+        attention_factor=known.get("attention_factor"),
+        beta_fast=_number(known, "beta_fast", 32.0),
+        beta_slow=_number(known, "beta_slow", 1.0),
+        mscale=known.get("mscale"),
+        mscale_all_dim=known.get("mscale_all_dim"),
+    )
+
+
+def _conv(fields: Mapping[str, Any], hidden_size: int) -> ConvConfig:
+    conv = ConvConfig(_count(fields, "conv_kernel_size"), _count(fields, "conv_group_size"))
+    if hidden_size % conv.group:
+        raise _refuse("conv_group_size", conv.group, f"a divisor of hidden_size {hidden_size}")
+    return conv
+
+
+def _selector(fields: Mapping[str, Any]) -> SelectorConfig:
+    return SelectorConfig(_count(fields, "selector_rank"), _count(fields, "selector_top_k"))
+
+
+def _check(config: DrafterConfig) -> None:
+    taps = config.tap_layer_ids
+    limit = config.n_target_layers or max(taps) + 1
+    rules: list[tuple[str, object, bool, str]] = [
+        ("block_size", config.block_size, config.block_size >= 2, "at least 2"),
+        (
+            "num_key_value_heads",
+            config.n_kv_heads,
+            config.n_heads % config.n_kv_heads == 0,
+            f"a divisor of num_attention_heads {config.n_heads}",
+        ),
+        ("head_dim", config.head_dim, config.head_dim % 2 == 0, "even"),
+        (
+            "mask_token_id",
+            config.mask_id,
+            0 <= config.mask_id < config.vocab_size,
+            f"in 0..{config.vocab_size - 1}",
+        ),
+        ("target_layer_ids", taps, list(taps) == sorted(set(taps)), "strictly ascending"),
+        (
+            "target_layer_ids",
+            taps,
+            taps[0] >= 0 and taps[-1] < limit,
+            f"in 0..{limit - 1} (num_target_layers)",
+        ),
+        (
+            "tap_contraction",
+            config.tap_contraction,
+            config.tap_contraction in ("", *CONTRACTIONS),
+            f"one of {list(CONTRACTIONS)}",
+        ),
+        ("sliding_window", config.window, config.window != 1, "at least 2"),
+        ("final_logit_softcapping", config.softcap, config.softcap >= 0, "0 or more"),
+    ]
+    if config.selector:
+        top_k = config.selector.top_k
+        fits = top_k <= config.vocab_size
+        rules.append(("selector_top_k", top_k, fits, f"at most vocab_size {config.vocab_size}"))
+    for name, value, is_fine, right in rules:
+        if not is_fine:
+            raise _refuse(name, value, right)
+
+
+def _whole(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int:
+        raise _refuse(name, value, "a whole number")
+    return value
+
+
+def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = _whole(fields, name, default)
+    if value < 1:
+        raise _refuse(name, value, "at least 1")
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float):
+        raise _refuse(name, value, "a number")
+    return float(value)
+
+
+def _refuse(name: str, value: object, right: str) -> ModelMismatch:
+    return ModelMismatch(f"drafter config: {name} is {value!r}; it must be {right}")

@@ -1,0 +1,159 @@
+"""Draft blocks for sessions: open, append features, draft, close.
+
+Owns the calls that the drafter process makes. Does not know messages, sockets, requests or policy.
+Invariant: a draft changes nothing; what a session holds is its context, and that only grows by
+features of committed positions. Not thread-safe: one compute thread calls it.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import EngineError, NotFinite
+from common.wire.messages import ModelCard
+from drafter_svc.context import Context
+from drafter_svc.load import Loaded, load
+from drafter_svc.model import DFlashModel
+from drafter_svc.selector import CandidateSelector, DraftPath, best_ids, walk
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """Drafts for the positions after one anchor."""
+
+    draft_ids: tuple[int, ...]
+    confidences: tuple[float, ...]  # one per draft, 0..1
+    build_ms: float  # building the graph on the host
+    eval_ms: float  # running it and reading the result
+
+
+class Drafter:
+    """One loaded drafter; serves any number of sessions, one call at a time."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.card: ModelCard = loaded.card
+        self.mask_id: int = loaded.config.mask_id
+        self._model: DFlashModel = loaded.model
+        self._selector: CandidateSelector | None = loaded.model.selector
+
+    @property
+    def n_drafts(self) -> int:
+        """Most drafts of one block, B - 1."""
+        return self.card.block_size - 1
+
+    def open(self, session_id: str, max_context: int) -> Context:
+        """Start an empty context that may grow to `max_context` positions."""
+        if max_context < 1:
+            raise EngineError(
+                f"session {session_id!r} opened with max_context {max_context}; "
+                "at least 1 is needed"
+            )
+        return Context(session_id, max_context, self._model.open_stores(max_context))
+
+    def append(self, context: Context, rows: NDArray[Any] | mx.array, first_pos: int) -> int:
+        """Add fused features of committed positions; submits the work and does not wait.
+
+        Args:
+            context: of `open`.
+            rows: float [S, H]; row i belongs to position first_pos + i. A NumPy array is checked
+                for NaN and infinity; an MLX array is not, since that would wait for it.
+            first_pos: at most `context.end`; rows below `context.end` are ignored.
+
+        Returns:
+            How many rows were new.
+
+        Raises:
+            ContextGap: rows are missing before `first_pos`; carries `wanted_pos`.
+            NotFinite: a row holds NaN or infinity.
+            EngineError: wrong shape, or more positions than the session may hold.
+                Nothing changed in any of these cases.
+        """
+        H = self.card.hidden_size
+        if rows.ndim != 2 or rows.shape[1] != H or rows.shape[0] < 1 or first_pos < 0:
+            raise EngineError(
+                f"features of {context.session_id!r} have shape {list(rows.shape)} at position "
+                f"{first_pos}; [S, {H}] with S >= 1 at a position >= 0 is needed"
+            )
+        if isinstance(rows, np.ndarray):
+            if not np.isfinite(rows).all():
+                raise NotFinite(
+                    f"features of {context.session_id!r} at position {first_pos} hold NaN or "
+                    "infinity; every value must be finite"
+                )
+            rows = mx.array(rows)
+        return context.append(rows, first_pos, self._model.project)
+
+    def draft(self, context: Context, anchor_id: int, n_drafts: int) -> DraftBlock:
+        """Draft the tokens after an anchor that stands at position `context.end`.
+
+        The whole block is always run, as in training, so the drafts of a short request are the
+        first ones of a long request. Evaluates once and reads once.
+
+        Args:
+            context: holds the features of every position below the anchor that the window needs.
+            anchor_id: the last committed token, 0..V-1.
+            n_drafts: 1..B-1.
+
+        Raises:
+            EngineError: an argument is out of range.
+            NotFinite: the network gave NaN or infinity.
+        """
+        self._check(context, anchor_id, n_drafts)
+        started = time.perf_counter()
+        anchor = mx.array([anchor_id], mx.int32)
+        hidden = self._model.hidden(anchor, context)
+        logits = self._model.logits(hidden)
+        lattice = self._selector.lattice(hidden, logits, anchor) if self._selector else None
+        outputs = lattice or best_ids(logits)
+        built = time.perf_counter()
+        mx.eval(outputs)
+        first, second = (np.array(output) for output in outputs)
+        path = walk(first, second) if lattice else _plain_path(first, second)
+        done = time.perf_counter()
+        return DraftBlock(
+            path.draft_ids[:n_drafts],
+            path.confidences[:n_drafts],
+            build_ms=(built - started) * 1e3,
+            eval_ms=(done - built) * 1e3,
+        )
+
+    def warm_up(self) -> None:
+        """Run every shape of an ordinary round once, so that no compile lands in a timed draft."""
+        context = self.open("warm-up", max(1, self.card.context_len))
+        for S in range(1, min(self.card.block_size, context.max_context) + 1):
+            context.reset()
+            self.append(context, np.zeros((S, self.card.hidden_size), np.float32), 0)
+            self.draft(context, self.mask_id, self.n_drafts)
+
+    def _check(self, context: Context, anchor_id: int, n_drafts: int) -> None:
+        if not 0 <= anchor_id < self.card.vocab_size:
+            raise EngineError(
+                f"anchor of {context.session_id!r} is {anchor_id}; "
+                f"an id in 0..{self.card.vocab_size - 1} is needed"
+            )
+        if not 1 <= n_drafts <= self.n_drafts:
+            raise EngineError(
+                f"{n_drafts} drafts asked for {context.session_id!r}; "
+                f"this drafter gives 1..{self.n_drafts}"
+            )
+
+
+def load_drafter(drafter: Path, target: Path) -> Drafter:
+    """Load a drafter folder and what it borrows from its target's folder.
+
+    Raises:
+        ConfigError: a folder or file is missing or unreadable.
+        ModelMismatch: the checkpoints do not fit each other or their own configs.
+    """
+    return Drafter(load(drafter, target))
+
+
+def _plain_path(ids: NDArray[Any], probabilities: NDArray[Any]) -> DraftPath:
+    if not np.isfinite(probabilities).all():
+        raise NotFinite("draft logits hold NaN or infinity; features and weights must be finite")
+    return DraftPath(tuple(ids.tolist()), tuple(probabilities.tolist()))
