@@ -1,16 +1,19 @@
-"""From wire tensors to MLX arrays, for the drafter's messages.
+"""From wire tensors to NumPy rows, for the drafter's messages.
 
-Owns the one conversion of this process. Does not know messages. Call on the compute thread only.
+Owns the one conversion of this process. Does not know messages or MLX.
 """
 
-import mlx.core as mx
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import BadTensor
 from common.wire.tensors import Tensor, to_numpy
 
 
-def rows_of(tensor: Tensor) -> mx.array:
-    """Feature rows [S, H] of a bfloat16 or float32 tensor; copies out of the message.
+def rows_of(tensor: Tensor) -> NDArray[Any]:
+    """Feature rows float32 [S, H] of a bfloat16 or float32 tensor.
 
     Raises:
         BadTensor: another dtype or rank.
@@ -20,5 +23,7 @@ def rows_of(tensor: Tensor) -> mx.array:
             f"feature rows: expected bfloat16 or float32 [S, H], got {tensor.dtype} "
             f"{list(tensor.shape)}"
         )
-    rows = mx.array(to_numpy(tensor))
-    return rows.view(mx.bfloat16) if tensor.dtype == "bfloat16" else rows
+    rows = to_numpy(tensor)
+    if tensor.dtype == "float32":
+        return rows
+    return (rows.astype(np.uint32) << 16).view(np.float32)  # bfloat16: the upper half of float32

@@ -58,8 +58,11 @@ class Seat:
     attach: Attach
     target: Peer
     context: Context
-    is_linked: bool  # the target has been sent Link
+    has_rows: bool  # the context holds rows of this session
     link_until: float  # when an unsent Link gives up, monotonic seconds
+    is_linked: bool = False  # the target has been sent Link
+    retry_at: float = 0.0  # when an unsent Link is tried again
+    asked_from: int = -1  # position of the last Resync not yet answered, else -1
     held: Draft | None = None  # waits for its context
     held_until: float = 0.0
 
@@ -114,8 +117,8 @@ class DrafterService:
     def next_deadline(self) -> float | None:
         """When the earliest held draft or unsent Link must be looked at, in monotonic seconds."""
         held = [seat.held_until for seat in self._seats.values() if seat.held is not None]
-        unsent = any(not seat.is_linked for seat in self._seats.values())
-        return min([*held, *([time.monotonic() + LINK_RETRY_S] if unsent else [])], default=None)
+        unsent = [seat.retry_at for seat in self._seats.values() if not seat.is_linked]
+        return min([*held, *unsent], default=None)
 
     def on_time(self, now: float) -> None:
         """Give up held drafts whose deadline passed, and try unsent Links again."""
@@ -123,7 +126,7 @@ class DrafterService:
             if seat.held is not None and seat.held_until <= now:
                 key, seat.held = seat.held.key, None
                 self._fail(key, "no_context")
-            if not seat.is_linked:
+            if not seat.is_linked and seat.retry_at <= now:
                 self._try_link(name, seat, now)
 
     def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
@@ -135,11 +138,13 @@ class DrafterService:
     def _attach(self, order: Attach, now: float) -> None:
         known = self._seats.get(order.session)
         if known is not None and known.attach.epoch == order.epoch:
-            context = known.context  # a new link, the same history: only what is missing is fed
+            # A new link, the same history: only what is missing is fed.
+            context, has_rows = known.context, known.has_rows
         else:
-            context = self._drafter.open(order.session)
+            context = self._drafter.open(order.session, self._drafter.card.context_len)
+            has_rows = False
         target = self._dial(order.endpoint, order.server_key)
-        seat = Seat(order, target, context, is_linked=False, link_until=now + LINK_PATIENCE_S)
+        seat = Seat(order, target, context, has_rows, link_until=now + LINK_PATIENCE_S)
         self._seats[order.session] = seat
         self._try_link(order.session, seat, now)
 
@@ -148,7 +153,9 @@ class DrafterService:
         hello = Link(order.session, order.epoch, order.ticket, seat.context.end)
         if self._send(seat.target, hello):
             seat.is_linked = True
-        elif now >= seat.link_until:
+            return
+        seat.retry_at = now + LINK_RETRY_S
+        if now >= seat.link_until:
             self._lose(name, f"no connection to {order.endpoint} within {LINK_PATIENCE_S:g} s")
 
     def _refused(self, answer: LinkRefused) -> None:
@@ -173,6 +180,7 @@ class DrafterService:
             self._append(seat, message)
         except ContextGap as gap:
             self._counters["gaps"] += 1
+            seat.asked_from = gap.wanted_pos
             self._send(peer, Resync(message.session, message.epoch, gap.wanted_pos))
             return
         except DFlashError as fault:
@@ -182,11 +190,13 @@ class DrafterService:
         self._try_held(seat)
 
     def _append(self, seat: Seat, message: Features) -> None:
-        rows = rows_of(message.rows)
-        if seat.context.is_empty and message.first_pos > seat.context.end:
-            # The target no longer holds older rows: a late start after a prefix.
+        starts_late = not seat.has_rows or seat.asked_from == seat.context.end
+        if starts_late and message.first_pos > seat.context.end:
+            # The target keeps no older rows than these: a start after a prefix.
             seat.context.reset(message.first_pos)
-        self._drafter.append(seat.context, rows, message.first_pos)
+        self._drafter.append(seat.context, rows_of(message.rows), message.first_pos)
+        seat.has_rows = True
+        seat.asked_from = -1
 
     # ------------------------------------------------------------------ drafts
 
