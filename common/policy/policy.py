@@ -1,0 +1,204 @@
+"""Plan each round: draft at all, and how many rows to verify.
+
+Owns the order in which gate, budget, calibration and ladder are asked. Does not know time, peers
+or messages; the coordinator measures and tells. Invariant: whatever is planned, only time changes,
+never output.
+
+A round goes `plan` -> (a draft arrives: `choose`) -> `observe`, also when the draft failed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.policy.budget import LossBudget
+from common.policy.costs import TargetCosts
+from common.policy.gate import DraftGate
+from common.policy.ladder import MAX_ROWS, choose_rows
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """How a round begins.
+
+    Attributes:
+        n_drafts: drafts to ask for, 0..15; 0 is a plain round.
+        reason: why the round is plain, for metrics; empty when it drafts.
+    """
+
+    n_drafts: int
+    reason: str = ""
+
+    @property
+    def draft(self) -> bool:
+        """Whether a drafter is asked."""
+        return self.n_drafts > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """How a round went.
+
+    Attributes:
+        is_drafted: a drafter was asked, whether or not a block came.
+        rows: rows the target ran, 1..16.
+        n_accepted: 0..rows-1.
+        wall_ms: from the round's first message to its verdict.
+        draft_ms: of it, until the draft came or was given up; 0 without a draft.
+        confidences: of the block's drafts; empty when none came.
+        is_solo: no other session was at work on the target meanwhile.
+        is_final: the request ended here, so the accepted prefix may have been cut short.
+    """
+
+    is_drafted: bool
+    rows: int
+    n_accepted: int
+    wall_ms: float
+    draft_ms: float = 0.0
+    confidences: tuple[float, ...] = ()
+    is_solo: bool = True
+    is_final: bool = False
+
+
+class RoundPolicy(Protocol):
+    """What the coordinator asks, once per request."""
+
+    def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
+        """Plan the next round.
+
+        Args:
+            block_size: B of the drafter at hand, anchor included; below 2 there is none.
+            n_left: tokens the request may still get, at least 1.
+            is_solo: no other session is at work on the target.
+        """
+        ...
+
+    def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
+        """Rows to verify of the block that came, 1..len(confidences)+1."""
+        ...
+
+    def observe(self, result: RoundResult) -> None:
+        """Learn from a finished round."""
+        ...
+
+
+class Off:
+    """Never drafts."""
+
+    def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
+        """A plain round."""
+        return RoundPlan(0, "off")
+
+    def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
+        """One row."""
+        return 1
+
+    def observe(self, result: RoundResult) -> None:
+        """Nothing to learn."""
+
+
+class Fixed:
+    """Drafts every round and keeps the whole block."""
+
+    def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
+        """A whole block, unless there is no drafter or no room for a draft."""
+        return _whole_block(block_size, n_left)
+
+    def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
+        """All rows that can still be emitted."""
+        return _most_rows(confidences, n_left)
+
+    def observe(self, result: RoundResult) -> None:
+        """Nothing to learn."""
+
+
+class Adaptive:
+    """Drafts while it pays, as many rows as pay, and never loses more than its budget.
+
+    Args:
+        costs: shared by all requests of the target.
+        is_width_free: False keeps as many rows as the budget allows, without looking at this
+            block's confidences. Residual acceptance needs that: which drafts are verified must
+            not depend on the drafts themselves.
+    """
+
+    def __init__(self, costs: TargetCosts, *, is_width_free: bool = True) -> None:
+        self._costs = costs
+        self._is_width_free = is_width_free
+        self._gate = DraftGate()
+        self._budget = LossBudget()
+        self._is_returning = False  # the last round was kept plain by gate or budget
+        self._last_rows = 0
+
+    def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
+        """Draft when the plain cost is known, the gate is open and the budget can bear it."""
+        plan = _whole_block(block_size, n_left)
+        if not plan.draft:
+            return plan
+        if is_solo and self._costs.wants_plain:
+            return RoundPlan(0, "measuring")
+        if not self._gate.should_draft():
+            self._is_returning = True
+            return RoundPlan(0, "gate")
+        if not self._can_afford():
+            self._is_returning = True
+            return RoundPlan(0, "budget")
+        self._is_returning = False
+        return plan
+
+    def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
+        """The chooser's rows, or fewer where losing them all would break the promise."""
+        ladder = self._costs.ladder
+        left_ms = self._budget.left_ms(ladder.plain_ms) - draft_ms + ladder.plain_ms
+        cap = _most_rows(confidences, n_left)
+        while cap > 1 and ladder.ms(cap) > left_ms:
+            cap -= 1
+        if not self._is_width_free:
+            return cap
+        survival = [self._costs.calibration.probability(c) for c in confidences]
+        return choose_rows(survival, ladder, max_rows=cap).rows
+
+    def observe(self, result: RoundResult) -> None:
+        """Feed gate, budgets, calibration and costs."""
+        self._costs.count_round()
+        loss_ms = self._observe_draft(result) if result.is_drafted else self._observe_plain(result)
+        self._budget.record(loss_ms)
+        self._costs.budget.record(loss_ms)
+        self._last_rows = result.rows
+
+    def _can_afford(self) -> bool:
+        """Whether a draft and the narrowest verify of it may be lost whole.
+
+        The shared budget keeps short requests from starting over again and again at the cost of
+        the run; it postpones probes only, so that every request gets to show what it is worth.
+        """
+        ladder = self._costs.ladder
+        narrow_ms = self._costs.draft_ms + ladder.ms(2) - ladder.plain_ms
+        budgets = [self._budget, self._costs.budget] if self._is_returning else [self._budget]
+        return all(budget.left_ms(ladder.plain_ms) >= max(narrow_ms, 1e-6) for budget in budgets)
+
+    def _observe_plain(self, result: RoundResult) -> float:
+        if result.is_solo and self._last_rows == 1:
+            self._costs.sample_plain(result.wall_ms)
+        return 0.0
+
+    def _observe_draft(self, result: RoundResult) -> float:
+        gain_ms = (1 + result.n_accepted) * self._costs.plain_ms
+        self._gate.record(gain_ms, result.wall_ms)
+        self._costs.sample_draft(result.draft_ms)
+        reached = min(result.n_accepted + (not result.is_final), result.rows - 1)
+        for index, confidence in enumerate(result.confidences[:reached]):
+            self._costs.calibration.observe(confidence, is_accepted=index < result.n_accepted)
+        return result.wall_ms - gain_ms
+
+
+def _whole_block(block_size: int, n_left: int) -> RoundPlan:
+    if block_size < 2:
+        return RoundPlan(0, "no_drafter")
+    if n_left < 2:
+        return RoundPlan(0, "last_token")
+    return RoundPlan(min(block_size, MAX_ROWS) - 1)
+
+
+def _most_rows(confidences: Sequence[float], n_left: int) -> int:
+    return max(1, min(len(confidences) + 1, n_left, MAX_ROWS))
