@@ -149,7 +149,7 @@ class KeysConfig(_Checked):
     """CURVE keys, needed by every tcp endpoint."""
 
     dir: str = _key("", "folder of keys and allow-list; empty: ~/.config/dflash-up/keys")
-    name: str = _key("", "key pair of this machine's workers; empty: `local`")
+    name: str = _key("", "key pair this machine's processes use; empty: named as the role")
 
 
 @dataclass(frozen=True, slots=True)

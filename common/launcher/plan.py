@@ -1,0 +1,127 @@
+"""From a configuration to processes: names, command lines, environments, start order.
+
+Owns what is started and with which BLAS threads. Does not know how a process is watched.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from common.config import Config, environment
+from common.errors import ConfigError
+
+COORDINATOR: Final = "coordinator"
+TARGET: Final = "target"
+DRAFTER: Final = "drafter"
+ROLES: Final = (COORDINATOR, TARGET, DRAFTER)  # also the order of starting
+
+MODULES: Final = {COORDINATOR: "common.coordinator", TARGET: "target_svc", DRAFTER: "drafter_svc"}
+SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+# An idle OpenBLAS thread spins for 2^n clock ticks before it sleeps; the default, 2^26, holds a
+# core for some 20 ms after every product, which is the other process's core.
+BLAS_SPIN_EXPONENT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process to start and keep."""
+
+    name: str  # "target.1"
+    role: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]  # added to the launcher's own
+    ready_timeout_s: float
+    restarts: int | None  # None: always
+    backoff_s: float
+
+
+def check_models(config: Config) -> None:
+    """Refuse checkpoint folders that do not exist, before anything is started.
+
+    Raises:
+        ConfigError: names the key, the path and what it must be.
+    """
+    paths = [("model.target", config.model.target_path)]
+    if config.drafter.replicas and config.model.drafter_path:
+        paths.append(("model.drafter", config.model.drafter_path))
+    for key, path in paths:
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{key}: {path} is no checkpoint folder; it must hold config.json")
+
+
+def replicas(config: Config, role: str) -> int:
+    """How many processes of a role a configuration asks for."""
+    if role == COORDINATOR:
+        return 1
+    if role == TARGET:
+        return config.target.replicas
+    return config.drafter.replicas if config.model.drafter_path else 0
+
+
+def plan(config: Config, run_dir: Path, roles: tuple[str, ...] = ROLES) -> list[ProcessSpec]:
+    """All processes of a run in start order."""
+    return [
+        make_spec(config, run_dir, role, index)
+        for role in ROLES
+        if role in roles
+        for index in range(1, replicas(config, role) + 1)
+    ]
+
+
+def make_spec(config: Config, run_dir: Path, role: str, index: int) -> ProcessSpec:
+    """One process; `index` counts from 1 within its role."""
+    name = COORDINATOR if role == COORDINATOR else f"{role}.{index}"
+    argv = (
+        sys.executable,
+        "-P",  # a folder `common` where the user stands is not ours
+        "-m",
+        MODULES[role],
+        "--run-dir",
+        str(run_dir),
+        "--name",
+        name,
+    )
+    settings = config.target if role == TARGET else config.drafter
+    return ProcessSpec(
+        name=name,
+        role=role,
+        argv=argv,
+        environ=_environ(config, role),
+        ready_timeout_s=30.0 if role == COORDINATOR else settings.ready_timeout_s,
+        restarts={COORDINATOR: 0, TARGET: config.target.restarts, DRAFTER: None}[role],
+        backoff_s=settings.backoff_s,
+    )
+
+
+def blas_threads(config: Config, role: str, n_cores: int | None = None) -> int:
+    """BLAS threads of one process: as configured, else the cores shared out by role.
+
+    A drafter works while its target waits and the other way round, so one of each may use the
+    same cores; only replicas of one role share them.
+    """
+    settings = config.target if role == TARGET else config.drafter
+    if role == COORDINATOR:
+        return 1
+    if settings.threads:
+        return settings.threads
+    cores = n_cores or len(_usable_cores())
+    return max(1, cores // max(1, replicas(config, role)))
+
+
+def _environ(config: Config, role: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(SOURCE_ROOT), environment().get("PYTHONPATH"))))
+    return {
+        "OPENBLAS_NUM_THREADS": str(blas_threads(config, role)),
+        "OPENBLAS_THREAD_TIMEOUT": str(BLAS_SPIN_EXPONENT),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": path,
+    }
+
+
+def _usable_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))

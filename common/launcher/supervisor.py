@@ -1,0 +1,289 @@
+"""Keep the processes of one run: start in order, restart, scale, drain, stop.
+
+Owns the children and how the run ends. Does not know sockets (`coordinator_link`, `orders`) or what
+an operator sees (`view`): it hands out rows.
+Invariant: when `run` returns, no child is left.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from common.config import Config
+from common.errors import BadRequest, DFlashError, NotReady
+from common.launcher.coordinator_link import CoordinatorLink
+from common.launcher.plan import COORDINATOR, DRAFTER, TARGET, ProcessSpec, make_spec
+from common.launcher.processes import FINAL_CODES, Child, describe_exit, error_of
+from common.launcher.rundir import LAUNCHER_NAME, ProcessId, RunDir
+from common.launcher.status import Row, join, n_in_flight
+
+POLL_STARTING_S: Final = 0.1
+POLL_RUNNING_S: Final = 1.0
+MAX_REPLICAS: Final = 64
+
+
+class Supervisor:
+    """All processes of one run."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        specs: list[ProcessSpec],
+        link: CoordinatorLink,
+        on_rows: Callable[[list[Row], Mapping[str, Any]], None],
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._link = link
+        self._on_rows = on_rows
+        self._children = {spec.name: Child(spec, run_dir.logs) for spec in specs}
+        self._has_coordinator = COORDINATOR in self._children
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._end: asyncio.Future[DFlashError | None] = asyncio.get_running_loop().create_future()
+        self._changing = asyncio.Lock()  # one scale, restart or drain at a time
+        self._status: Mapping[str, Any] = {}
+        self._n_signals = 0
+        self._forced_code = 0
+        self.is_serving = False  # a target has been ready once
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(self) -> int:
+        """Start everything, keep it until it is asked to end, stop everything.
+
+        Returns:
+            0 after an orderly end, 130 or 143 after a second signal.
+
+        Raises:
+            DFlashError: the run could not start or broke.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal, number)
+        watcher = loop.create_task(self._watch())
+        try:
+            await self._start_all()
+            error = await asyncio.shield(self._end)
+        finally:
+            watcher.cancel()
+            await self._stop_all()
+        if self._forced_code:
+            return self._forced_code
+        if error is not None:
+            raise error
+        return 0
+
+    def end(self, error: DFlashError | None = None) -> None:
+        """Ask the run to end; the first reason wins."""
+        if not self._end.done():
+            self._end.set_result(error)
+
+    def on_signal(self, number: int) -> None:
+        """The first signal drains, the second terminates at once."""
+        self._n_signals += 1
+        self.end()
+        if self._n_signals > 1:
+            self._forced_code = 128 + number
+            for child in self._children.values():
+                child.signal(signal.SIGKILL)
+
+    async def _start_all(self) -> None:
+        """The coordinator first, then all workers: they load at the same time."""
+        for child in self._children.values():
+            if self._end.done():
+                return
+            self._keep(child)
+            if child.spec.role == COORDINATOR:
+                await self._wait_for_coordinator(child)
+
+    async def _wait_for_coordinator(self, child: Child) -> None:
+        limit = time.monotonic() + child.spec.ready_timeout_s
+        while not self._end.done() and await self._link.status() is None:
+            if time.monotonic() > limit:
+                self.end(NotReady(f"coordinator: no answer in {child.spec.ready_timeout_s:g} s"))
+            await asyncio.sleep(POLL_STARTING_S)
+        child.state = "ready"
+
+    async def _stop_all(self) -> None:
+        """Let requests finish, then end workers before the coordinator."""
+        for child in self._children.values():
+            child.is_retiring = True
+        if self.is_serving and not self._forced_code and not self._coordinator_is_gone():
+            await self._let_requests_finish()
+        roles = ((TARGET, DRAFTER), (COORDINATOR,))
+        for group in roles:
+            members = [child for child in self._children.values() if child.spec.role in group]
+            await asyncio.gather(*(child.stop() for child in members))
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+
+    def _coordinator_is_gone(self) -> bool:
+        child = self._children.get(COORDINATOR)
+        return child is not None and not child.is_alive
+
+    async def _let_requests_finish(self) -> None:
+        limit = time.monotonic() + self._config.run.grace_s
+        while time.monotonic() < limit and not self._forced_code:
+            status = await self._link.status()
+            if status is None or not n_in_flight(status):
+                return
+            await asyncio.sleep(POLL_STARTING_S)
+
+    # ------------------------------------------------------------------ one child
+
+    def _keep(self, child: Child) -> None:
+        name = child.spec.name
+        self._keepers[name] = asyncio.get_running_loop().create_task(self._keeper(child))
+
+    async def _keeper(self, child: Child) -> None:
+        """Start a child again and again, until its end is wanted or it is given up."""
+        while child.is_wanted():
+            await child.start()
+            self._write_pids()
+            if not self._has_coordinator:  # nobody here can say that it is ready
+                child.state = "ready"
+            status = await child.wait()
+            lived_s = time.monotonic() - child.started_s
+            if not child.is_wanted():
+                break
+            was_ready = child.state == "ready"
+            child.last_error = child.error_line() or describe_exit(status)
+            reason = f"{describe_exit(status)}: {child.last_error}"
+            if child.spec.role == COORDINATOR:
+                self.end(error_of(status, f"coordinator ended ({reason})"))
+                break
+            await self._link.exited(child.spec.name, reason)
+            is_final = status in FINAL_CODES and not (was_ready and self._has_coordinator)
+            wait_s = None if is_final else child.record.on_death(lived_s, random.random())
+            if wait_s is None:
+                self._give_up(child, reason, status)
+                break
+            child.state = "waiting"
+            child.n_restarts += 1
+            await asyncio.sleep(wait_s)
+        if child.state != "given up":
+            child.state = "gone"
+        self._write_pids()
+
+    def _give_up(self, child: Child, reason: str, status: int) -> None:
+        """A worker that cannot live ends a run that has not served yet, or has no target left."""
+        child.state = "given up"
+        others = [
+            other
+            for other in self._children.values()
+            if other.spec.role == TARGET and other.state != "given up"
+        ]
+        if not self.is_serving or not others:
+            self.end(error_of(status, f"{child.spec.name} ended ({reason})"))
+
+    def _write_pids(self) -> None:
+        alive = {
+            name: child.id for name, child in self._children.items() if child.id and child.is_alive
+        }
+        self._run_dir.write_pids({LAUNCHER_NAME: ProcessId.of(os.getpid()), **alive})
+
+    # ------------------------------------------------------------------ watching
+
+    async def _watch(self) -> None:
+        """Join what the coordinator says with what we see, again and again."""
+        while True:
+            self._status = await self._link.status() or {}
+            rows = self.rows()
+            for row in rows:
+                child = self._children[row.name]
+                if row.state in ("ready", "busy") and child.state == "starting":
+                    child.state = "ready"
+                    self.is_serving = self.is_serving or child.spec.role == TARGET
+                if child.state == "starting":
+                    self._check_ready_time(child)
+            self._on_rows(rows, self._status)
+            is_settled = all(child.state not in ("starting", "waiting") for child in self.children)
+            await asyncio.sleep(POLL_RUNNING_S if is_settled else POLL_STARTING_S)
+
+    def _check_ready_time(self, child: Child) -> None:
+        limit_s = child.spec.ready_timeout_s
+        if time.monotonic() - child.started_s <= limit_s or not child.is_alive:
+            return
+        child.last_error = f"not ready in {limit_s:g} s"
+        if not self.is_serving:
+            self.end(NotReady(f"{child.spec.name}: {child.last_error}; see its log"))
+        child.signal(signal.SIGKILL)
+
+    @property
+    def children(self) -> list[Child]:
+        """All children, in start order."""
+        return list(self._children.values())
+
+    def rows(self) -> list[Row]:
+        """One row per process: ours and the coordinator's view of it."""
+        return join(self.children, self._status, time.monotonic())
+
+    # ------------------------------------------------------------------ orders
+
+    async def scale(self, role: str, n_wanted: int) -> list[str]:
+        """Start or drain processes of a role until there are `n_wanted`; the names changed."""
+        least = 1 if role == TARGET else 0
+        if role not in (TARGET, DRAFTER) or not least <= n_wanted <= MAX_REPLICAS:
+            raise BadRequest(
+                f"scale {role}={n_wanted}: use target=1..{MAX_REPLICAS} "
+                f"or drafter=0..{MAX_REPLICAS}"
+            )
+        if role == DRAFTER and self._config.model.drafter_path is None:
+            raise BadRequest("scale drafter: this run has no drafter checkpoint; start with one")
+        async with self._changing:
+            members = [child for child in self.children if child.spec.role == role]
+            extra = members[n_wanted:]
+            await asyncio.gather(*(self._retire(child) for child in extra))
+            added = [self._add(role) for _ in range(n_wanted - len(members))]
+            return [child.spec.name for child in extra] + added
+
+    async def restart(self, name: str) -> None:
+        """Drain one worker, end its process and start it again."""
+        child = self._worker(name)
+        async with self._changing:
+            await self._retire(child)
+            fresh = Child(child.spec, self._run_dir.logs)
+            fresh.n_restarts = child.n_restarts + 1
+            self._children[name] = fresh
+            self._keep(fresh)
+
+    async def drain(self, name: str) -> None:
+        """Drain one worker and end its process for good."""
+        child = self._worker(name)
+        async with self._changing:
+            await self._retire(child)
+
+    def _add(self, role: str) -> str:
+        taken = set(self._children)
+        index = next(i for i in range(1, MAX_REPLICAS + 1) if f"{role}.{i}" not in taken)
+        spec = make_spec(self._config, self._run_dir.path, role, index)
+        child = Child(spec, self._run_dir.logs)
+        self._children[spec.name] = child
+        self._keep(child)
+        return spec.name
+
+    async def _retire(self, child: Child) -> None:
+        child.is_retiring = True
+        if child.state == "ready":
+            child.state = "draining"
+            await self._link.drain(child.spec.name, self._config.run.grace_s)
+        await child.stop()
+        keeper = self._keepers.pop(child.spec.name)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        self._children.pop(child.spec.name, None)
+        await self._link.exited(child.spec.name, "retired")
+        self._write_pids()
+
+    def _worker(self, name: str) -> Child:
+        child = self._children.get(name)
+        if child is None or child.spec.role == COORDINATOR:
+            names = ", ".join(each for each in self._children if each != COORDINATOR)
+            raise BadRequest(f"{name!r} is no worker of this run; there are {names}")
+        return child
