@@ -17,25 +17,21 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from common.errors import ConfigError
 
-Value = bool | int | float | str
 T = TypeVar("T", bool, int, float, str)
-
 PAIR_DIR: Final = Path(__file__).parent / "demo" / "pair"  # the embedded pair
 RESOLVED_FILE: Final = "config.json"
 ENV_PREFIX: Final = "DFLASH_"
-MAX_WIDTH: Final = 16  # a verify has at most 16 rows
 
 _WORDS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _DEVICES: Final = ("auto", "cpu", "gpu")
-_WIDTHS: Final = ("auto", "fixed", *(str(width) for width in range(1, MAX_WIDTH + 1)))
+_WIDTHS: Final = ("auto", "fixed", *map(str, range(1, 17)))  # a verify has at most 16 rows
 
 
 def _key(default: T, text: str, low: float = -math.inf, high: float = math.inf, *names: str) -> T:
     """Declare one key: default, meaning, and its range or the names it may take."""
-    metadata = {"text": text, "low": low, "high": high, "names": names}
-    made: T = field(default=default, metadata=metadata)
-    return made
+    rule = {"text": text, "low": low, "high": high, "names": names}
+    return field(default=default, metadata=rule)
 
 
 def _name(default: str, text: str, *names: str) -> str:
@@ -151,6 +147,11 @@ class KeysConfig(_Checked):
     dir: str = _key("", "folder of keys and allow-list; empty: ~/.config/dflash-up/keys")
     name: str = _key("", "key pair this machine's processes use; empty: named as the role")
 
+    @property
+    def folder(self) -> Path:
+        """Folder of keys."""
+        return Path(self.dir or "~/.config/dflash-up/keys").expanduser()
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -193,7 +194,7 @@ def keys() -> Iterator[tuple[str, type, Any, Mapping[str, Any]]]:
             yield f"{table}.{key.name}", kinds[key.name], key.default, key.metadata
 
 
-def as_tables(config: Config) -> dict[str, dict[str, Value]]:
+def as_tables(config: Config) -> dict[str, dict[str, Any]]:
     """Plain nested dicts, as in the TOML file."""
     return {
         table: {key.name: getattr(getattr(config, table), key.name) for key in fields(kind)}
@@ -253,9 +254,8 @@ def _env_name(name: str) -> str:
 def _from_environ(environ: Mapping[str, str], kinds: Mapping[str, type]) -> dict[str, str]:
     known = {_env_name(name): name for name in kinds}
     given = {name: text for name, text in environ.items() if name.startswith(ENV_PREFIX)}
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"env: unknown variable {name!r}{_nearest(name, known)}")
+    for name in given.keys() - known:
+        raise ConfigError(f"env: unknown variable {name!r}{_nearest(name, known)}")
     return {known[name]: text for name, text in given.items()}
 
 
