@@ -81,7 +81,7 @@ class DrafterService:
         self._send = send
         self._dial = dial
         self._seats: dict[str, Seat] = {}
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(drafts=0)
 
     # ------------------------------------------------------------------ the actor's face
 
@@ -231,6 +231,7 @@ class DrafterService:
             self._fail(order.key, "fault")
             self._lose(order.key.session, "block could not be sent")
             return
+        self._counters["drafts"] += 1
         self._send(CONTROL, Drafted(order.key, block.confidences, ms))
 
     def _fail(self, key: RoundKey, reason: str) -> None:

@@ -57,7 +57,7 @@ class TargetService:
         self._capacity = capacity
         self._seats: dict[str, Seat] = {}
         self._prefilling: deque[Seat] = deque()
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(verifies=0)
         self._links = FeatureLinks(send, self._counters)
 
     # ------------------------------------------------------------------ the actor's face
@@ -257,6 +257,7 @@ class TargetService:
             wait_ms=waited_ms,
         )
         seat.finish_round(verdict)
+        self._counters["verifies"] += 1
         self._send(CONTROL, verdict)
         if not emission.finish:
             self._links.push(seat, result.first_pos, result.features)
