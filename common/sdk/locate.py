@@ -1,20 +1,31 @@
-"""Where a running system is found: its run folder and the sockets in it.
+"""Where a running system is found: its run folder, the sockets in it, or a tcp endpoint.
 
-Owns names inside a run folder. Does not know who made them or whether anybody listens.
+Owns the names of a run folder and the choice of endpoint and keys. Does not know who listens.
 """
 
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from common.config import Config, environment, load
-from common.errors import ConfigError
+from common.errors import ConfigError, PeerLost
+from common.net.auth import Keys, load_keys, server_key
+from common.net.transport import Endpoint
 
 CONTROL_SOCKET: Final = "control.sock"  # the coordinator's
 LAUNCHER_SOCKET: Final = "launcher.sock"
 MAX_NAME_CHARS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect, and with which keys; ipc needs none."""
+
+    endpoint: Endpoint
+    keys: Keys | None = None
 
 
 def run_dir_of(config: Config, environ: Mapping[str, str]) -> Path:
@@ -37,10 +48,31 @@ def run_dir_of(config: Config, environ: Mapping[str, str]) -> Path:
     return Path(tempfile.gettempdir()) / f"dflash-up-{os.getuid()}" / name
 
 
-def run_dir_named(name: str | None) -> Path:
-    """Folder of the run `name`; None: the name that the environment gives, else `default`."""
+def find(name: str | None = None, file: Path | None = None, role: str = "client") -> Address:
+    """The coordinator of a running system.
+
+    Args:
+        name: of the run; None: what the environment says, else `default`.
+        file: a configuration whose `net.control` is used when no such run is on this machine.
+        role: names the key pair for tcp, unless `keys.name` does.
+
+    Raises:
+        PeerLost: no such system runs here, and no tcp endpoint is configured.
+        KeyFault: the keys for tcp are missing.
+    """
     environ = environment()
-    return run_dir_of(load(None, {"run.name": name}, environ).config, environ)
+    config = load(file, {"run.name": name}, environ).config
+    run_dir = run_dir_of(config, environ)
+    if (run_dir / CONTROL_SOCKET).exists():
+        return Address(Endpoint(ipc(run_dir / CONTROL_SOCKET)))
+    if not config.net.control:
+        raise PeerLost(
+            f"no system named {config.run.name!r} runs here ({run_dir}); "
+            "start one with `dflash-up up`"
+        )
+    folder = config.keys.folder
+    keys = load_keys(folder, config.keys.name or role)
+    return Address(Endpoint(config.net.control, server_key(folder)), keys)
 
 
 def ipc(path: Path) -> str:

@@ -95,6 +95,7 @@ class StreamState:
         self.seed = 0
         self.token_ids: list[int] = []
         self.completion: Completion | None = None
+        self.is_over = False  # Done or Failed came: there is nothing left to cancel
         self._pieces: list[str] = []
         self._submitted_s = self._heard_s = now
         self._first_s = self._last_s = 0.0  # arrival of the first and of the last token
@@ -154,6 +155,7 @@ class StreamState:
             case Done(request=self.request):
                 return self._on_done(message)
             case Failed(name=self.request):
+                self.is_over = True
                 raise from_wire(message.code, message.message, retry_after_s=message.retry_after_s)
             case _:
                 return None
@@ -181,6 +183,7 @@ class StreamState:
                 f"Done.n_tokens: expected {len(self.token_ids)}, the tokens that came, "
                 f"got {message.n_tokens}"
             )
+        self.is_over = True
         self.completion = Completion(
             text="".join(self._pieces) + message.tail,
             token_ids=tuple(self.token_ids),
@@ -205,3 +208,14 @@ class StreamState:
         stats.setdefault("tokens_per_s", rate)
         stats.setdefault("ttft_s", max(0.0, self._first_s - self._submitted_s))
         return stats
+
+
+def parse_status(message: Status) -> dict[str, Any]:
+    """The JSON object of a Status."""
+    try:
+        body = json.loads(message.body)
+    except ValueError as error:
+        raise WireError(f"Status.body: expected a JSON object, got {message.body!r:.40}") from error
+    if not isinstance(body, dict):
+        raise WireError(f"Status.body: expected a JSON object, got {message.body!r:.40}")
+    return body
