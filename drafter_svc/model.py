@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.context import Context, ContextStore, mask_of
@@ -43,8 +42,8 @@ class Attention:
         names = ("q_proj", "k_proj", "v_proj")
         q, k, v = (tensors[f"{prefix}{name}.weight"] for name in names)
         pairs = mx.array(pair_order(config.head_dim))
-        self._qkv = mx.concatenate([_pair(q, pairs), _pair(k, pairs), v]).T
-        self._out = tensors[f"{prefix}o_proj.weight"].T
+        self._qkv = _by_input(mx.concatenate([_pair(q, pairs), _pair(k, pairs), v]))
+        self._out = _by_input(tensors[f"{prefix}o_proj.weight"])
         q_norm = tensors[f"{prefix}q_norm.weight"].astype(mx.float32)[pairs]
         k_norm = tensors[f"{prefix}k_norm.weight"].astype(mx.float32)[pairs]
         # The softmax scale rides on the query norm, in float32 whatever the weights are.
@@ -82,8 +81,8 @@ class MLP:
 
     def __init__(self, tensors: Tensors, prefix: str) -> None:
         gate, up = (tensors[f"{prefix}{name}.weight"] for name in ("gate_proj", "up_proj"))
-        self._gate_up = mx.concatenate([gate, up]).T
-        self._down = tensors[f"{prefix}down_proj.weight"].T
+        self._gate_up = _by_input(mx.concatenate([gate, up]))
+        self._down = _by_input(tensors[f"{prefix}down_proj.weight"])
         mx.eval(self._gate_up, self._down)
 
     def __call__(self, rows: mx.array) -> mx.array:
@@ -133,7 +132,7 @@ class ContextProjection:
         prefixes = [f"layers.{index}.self_attn." for index in layers]
         keys = [_pair(tensors[f"{prefix}k_proj.weight"], pairs) for prefix in prefixes]
         values = [tensors[f"{prefix}v_proj.weight"] for prefix in prefixes]
-        self._weight = mx.concatenate(keys + values).T
+        self._weight = _by_input(mx.concatenate(keys + values))
         norms = [tensors[f"{prefix}k_norm.weight"][pairs] for prefix in prefixes]
         self._norms = mx.repeat(mx.stack(norms), config.n_kv_heads, axis=0).astype(mx.float32)
         mx.eval(self._weight, self._norms)
@@ -246,6 +245,11 @@ class DFlashModel:
         return [views[index] for index in range(config.n_layers)]
 
 
+def _by_input(weight: mx.array) -> mx.array:
+    """Lay a projection [out, in] out as [in, out]: products of 8 rows are a fifth faster on CPU."""
+    return mx.contiguous(weight.T)
+
+
 def _pair(weight: mx.array, pairs: mx.array) -> mx.array:
     """Reorder the rows of a projection so that rotation pairs lie side by side in every head."""
     heads = weight.reshape(-1, pairs.size, weight.shape[-1])
@@ -308,8 +312,3 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         shapes["candidate_selector.successor_codebook"] = (V, rank)
         shapes["candidate_selector.hidden_projection.weight"] = (rank, H)
     return shapes
-
-
-def n_parameters(config: DrafterConfig) -> int:
-    """Parameters of a checkpoint, for start-up lines."""
-    return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())

@@ -1,0 +1,128 @@
+"""Convolution, rotation, top-K and the walk against plain loops."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from common.errors import NotFinite
+from drafter_svc.config import RopeConfig
+from drafter_svc.conv import BlockConv
+from drafter_svc.rope import Rope, pair_order, rotate
+from drafter_svc.selector import CandidateSelector, best_ids, top_ids, walk
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_convolution_equals_its_definition(k):
+    """Stops: taps in the wrong order, a wrong side, groups laid out as channels."""
+    rng = np.random.default_rng(k)
+    B, H, g = 5, 12, 4
+    base, z = rng.standard_normal((2, k, H)), rng.standard_normal((B, H))
+    projection, out = rng.standard_normal((2 * k * (H // g), H)), rng.standard_normal((B, H))
+    dynamic = (z @ projection.T).reshape(B, 2, k, H // g)
+    expected = np.zeros((2, B, H))
+    for side, rows in enumerate((z, out)):
+        for i in range(B):
+            for c in range(H):
+                for t in range(min(k, i + 1)):
+                    weight = base[side, t, c] + dynamic[i, side, t, c // g]
+                    expected[side, i, c] += weight * rows[i - t, c]
+
+    conv = BlockConv(*(mx.array(a.astype(np.float32)) for a in (base, projection)), group=g)
+    before, after = conv.prepare(mx.array(z.astype(np.float32)))
+    np.testing.assert_allclose(np.array(before), expected[0], atol=1e-4)
+    finished = conv.finish(mx.array(out.astype(np.float32)), after)
+    np.testing.assert_allclose(np.array(finished), expected[1], atol=1e-4)
+
+
+def test_rotation_equals_the_split_half_formula():
+    """Stops: interleaved rotary, or an order in which queries and keys disagree."""
+    rng = np.random.default_rng(0)
+    hd, n, first = 8, 5, 37
+    x = rng.standard_normal((2, n, hd))
+    angles = np.arange(first, first + n)[:, None] / 100.0 ** (np.arange(0, hd, 2) / hd)
+    cos, sin = np.cos(np.concatenate([angles] * 2, 1)), np.sin(np.concatenate([angles] * 2, 1))
+    half = np.concatenate([-x[..., hd // 2 :], x[..., : hd // 2]], -1)
+    expected = (x * cos + half * sin)[..., pair_order(hd)]
+
+    paired = mx.array(x[..., pair_order(hd)].astype(np.float32))
+    turned = rotate(paired, Rope(RopeConfig(theta=100.0), hd).rotation(first, n))
+    np.testing.assert_allclose(np.array(turned), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("V", [16, 100, 1024, 1025, 4096, 5003])
+def test_two_stages_find_the_same_best_ids_as_a_sort(V):
+    """Stops: a strip that hides a candidate, padding that is chosen, ids off by a strip."""
+    rng = np.random.default_rng(V)
+    logits = rng.permuted(np.arange(3 * V, dtype=np.float32).reshape(3, V), axis=1)
+    logits[1] -= 1e6
+    logits[2] = np.sort(logits[2])  # all candidates in the last strip, which may be a short one
+    found = top_ids(mx.array(logits), 16)
+    expected = np.sort(np.argsort(logits, axis=1)[:, -16:], axis=1)
+    assert found.dtype == mx.int32
+    assert np.array(found).tolist() == expected.tolist()
+
+
+def lattice_of(seed, n=6, V=90, H=12, r=5, K=8):
+    rng = np.random.default_rng(seed)
+    before, after = rng.standard_normal((V, r)), rng.standard_normal((V, r))
+    projection, hidden = rng.standard_normal((r, H)), rng.standard_normal((n, H))
+    logits = rng.standard_normal((n, V))
+    arrays = [a.astype(np.float32) for a in (before, after, projection, hidden, logits)]
+    return arrays, K
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_walk_through_all_edges_equals_a_walk_step_by_step(seed):
+    """Stops: an edge read from the wrong slot or predecessor."""
+    (before, after, projection, hidden, logits), K = lattice_of(seed)
+    selector = CandidateSelector(*map(mx.array, (before, after, projection)), top_k=K)
+    anchor = 17
+    outputs = selector.lattice(mx.array(hidden), mx.array(logits), mx.array([anchor], mx.int32))
+    path = walk(*(np.array(output) for output in outputs))
+
+    previous, ids, confidences = anchor, [], []
+    for slot in range(len(logits)):
+        candidates = np.argsort(-logits[slot])[:K]
+        gate = before[previous] * (projection @ hidden[slot])
+        scores = logits[slot, candidates] + after[candidates] @ gate
+        weights = np.exp(scores - scores.max())
+        previous = int(candidates[scores.argmax()])
+        ids.append(previous)
+        confidences.append(weights.max() / weights.sum())
+    assert path.draft_ids == tuple(ids)
+    np.testing.assert_allclose(path.confidences, confidences, atol=1e-5)
+
+
+def test_the_selector_changes_the_path():
+    """Stops: edges that are computed and not used."""
+    (before, after, projection, hidden, logits), K = lattice_of(0)
+    selector = CandidateSelector(*map(mx.array, (before, after, projection)), top_k=K)
+    outputs = selector.lattice(mx.array(hidden), mx.array(logits), mx.array([3], mx.int32))
+    path = walk(*(np.array(output) for output in outputs))
+    assert path.draft_ids != tuple(logits.argmax(axis=1).tolist())
+
+
+def test_of_equal_scores_the_lowest_id_wins():
+    """Stops: a tie that depends on how candidates happen to be ordered."""
+    candidates = np.array([[3, 8, 9]], np.int32)
+    scores = np.full((1, 3, 3), 2.0, np.float32)
+    assert walk(candidates, scores).draft_ids == (3,)
+    assert walk(candidates, scores).confidences == pytest.approx((1 / 3,))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_reported(value):
+    """Stops: argmax of NaN, which is an id like any other."""
+    scores = np.zeros((2, 3, 3), np.float32)
+    scores[1, 0, 0] = value
+    with pytest.raises(NotFinite):
+        walk(np.zeros((2, 3), np.int32), scores)
+
+
+def test_without_a_selector_the_confidence_is_the_probability():
+    """Stops: confidences on another scale for DFlash."""
+    logits = np.random.default_rng(0).standard_normal((4, 50)).astype(np.float32)
+    ids, confidences = (np.array(output) for output in best_ids(mx.array(logits)))
+    weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert ids.tolist() == logits.argmax(axis=1).tolist()
+    np.testing.assert_allclose(confidences, weights.max(axis=1), atol=1e-6)
