@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from common.errors import ModelMismatch
+from drafter_svc.fields import read_count, read_number, read_whole, refuse
 
 ARCHITECTURES: Final = ("DFlashDraftModel", "DFlash2DraftModel")
 LAYER_TYPES: Final = ("full_attention", "sliding_attention")
@@ -102,34 +103,37 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
     fields = _merge(raw)
     for name in _NOT_BUILT:
         if fields.get(name):
-            raise _refuse(name, fields[name], "absent or false")
+            raise refuse(name, fields[name], "absent or false")
     second = _is_second(fields)
-    n_layers = _count(fields, "num_hidden_layers")
+    n_layers = read_count(fields, "num_hidden_layers")
     sliding = _sliding(fields, n_layers)
-    hidden_size, n_heads = _count(fields, "hidden_size"), _count(fields, "num_attention_heads")
+    hidden_size, n_heads = (
+        read_count(fields, "hidden_size"),
+        read_count(fields, "num_attention_heads"),
+    )
     config = DrafterConfig(
         hidden_size=hidden_size,
-        intermediate_size=_count(fields, "intermediate_size"),
+        intermediate_size=read_count(fields, "intermediate_size"),
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads=_count(fields, "num_key_value_heads", n_heads),
-        head_dim=_count(fields, "head_dim", hidden_size // n_heads),
-        rms_norm_eps=_number(fields, "rms_norm_eps", 1e-6),
-        vocab_size=_count(fields, "vocab_size"),
-        block_size=_count(fields, "block_size", 16),
-        mask_id=_whole(fields, "mask_token_id"),
+        n_kv_heads=read_count(fields, "num_key_value_heads", n_heads),
+        head_dim=read_count(fields, "head_dim", hidden_size // n_heads),
+        rms_norm_eps=read_number(fields, "rms_norm_eps", 1e-6),
+        vocab_size=read_count(fields, "vocab_size"),
+        block_size=read_count(fields, "block_size", 16),
+        mask_id=read_whole(fields, "mask_token_id"),
         tap_layer_ids=_tap_layer_ids(fields, n_layers),
-        n_target_layers=_whole(fields, "num_target_layers", 0),
+        n_target_layers=read_whole(fields, "num_target_layers", 0),
         tap_contraction=str(fields.get("tap_contraction") or ""),
         sliding=sliding,
         causal=_causal(fields, sliding, second=second),
-        window=_count(fields, "sliding_window") if any(sliding) else 0,
+        window=read_count(fields, "sliding_window") if any(sliding) else 0,
         rope=_rope(fields),
         conv=_conv(fields, hidden_size) if second else None,
         selector=_selector(fields) if second else None,
-        output_multiplier=_number(fields, "output_multiplier", 1.0),
-        input_embedding_scale=_number(fields, "input_embedding_scale", 1.0),
-        softcap=_number(fields, "final_logit_softcapping", 0.0),
+        output_multiplier=read_number(fields, "output_multiplier", 1.0),
+        input_embedding_scale=read_number(fields, "input_embedding_scale", 1.0),
+        softcap=read_number(fields, "final_logit_softcapping", 0.0),
     )
     _check(config)
     return config
@@ -138,10 +142,10 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
 def _merge(raw: Mapping[str, Any]) -> dict[str, Any]:
     nested = raw.get("dflash_config") or {}
     if not isinstance(nested, Mapping):
-        raise _refuse("dflash_config", nested, "an object")
+        raise refuse("dflash_config", nested, "an object")
     for name in nested.keys() & raw.keys():
         if nested[name] != raw[name]:
-            raise _refuse(
+            raise refuse(
                 f"dflash_config.{name}", nested[name], f"{raw[name]!r}, as at the root of the file"
             )
     return {**raw, **nested}
@@ -152,7 +156,7 @@ def _is_second(fields: Mapping[str, Any]) -> bool:
     present = [name for name in _SECOND if fields.get(name)]
     named = fields.get("architectures") or [ARCHITECTURES[bool(present)]]
     if len(named) != 1 or named[0] not in ARCHITECTURES:
-        raise _refuse("architectures", named, f"one of {list(ARCHITECTURES)}")
+        raise refuse("architectures", named, f"one of {list(ARCHITECTURES)}")
     second = bool(named[0] == ARCHITECTURES[1])
     missing = [name for name in _SECOND if name not in present]
     if second and missing:
@@ -165,13 +169,15 @@ def _is_second(fields: Mapping[str, Any]) -> bool:
 def _sliding(fields: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
     types = fields.get("layer_types")
     if types is None:
-        first = _whole(fields, "max_window_layers", 0) if fields.get("use_sliding_window") else None
+        first = (
+            read_whole(fields, "max_window_layers", 0) if fields.get("use_sliding_window") else None
+        )
         return tuple(first is not None and index >= first for index in range(n_layers))
     if not isinstance(types, Sequence) or len(types) != n_layers:
-        raise _refuse("layer_types", types, f"{n_layers} entries, one per layer")
+        raise refuse("layer_types", types, f"{n_layers} entries, one per layer")
     unknown = sorted({str(kind) for kind in types} - set(LAYER_TYPES))
     if unknown:
-        raise _refuse("layer_types", unknown, f"made of {list(LAYER_TYPES)}")
+        raise refuse("layer_types", unknown, f"made of {list(LAYER_TYPES)}")
     return tuple(kind == "sliding_attention" for kind in types)
 
 
@@ -181,9 +187,9 @@ def _causal(
     """DFlash: causal iff sliding, unless the config says; DFlash2 is always bidirectional."""
     said = fields.get("is_causal")
     if said is not None and not isinstance(said, bool):
-        raise _refuse("is_causal", said, "true, false or null")
+        raise refuse("is_causal", said, "true, false or null")
     if second and said:
-        raise _refuse("is_causal", said, "false for DFlash2DraftModel")
+        raise refuse("is_causal", said, "false for DFlash2DraftModel")
     if second:
         return (False,) * len(sliding)
     return sliding if said is None else (said,) * len(sliding)
@@ -192,9 +198,9 @@ def _causal(
 def _tap_layer_ids(fields: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     ids = fields.get("target_layer_ids")
     if ids is None:
-        return default_tap_layer_ids(_count(fields, "num_target_layers"), n_layers)
+        return default_tap_layer_ids(read_count(fields, "num_target_layers"), n_layers)
     if not isinstance(ids, Sequence) or not ids or not all(type(i) is int for i in ids):
-        raise _refuse("target_layer_ids", ids, "a list of layer indices")
+        raise refuse("target_layer_ids", ids, "a list of layer indices")
     return tuple(ids)
 
 
@@ -214,37 +220,37 @@ def _rope(fields: Mapping[str, Any]) -> RopeConfig:
     scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind not in ("default", "linear", "yarn"):
-        raise _refuse("rope_type", kind, "default, linear or yarn")
+        raise refuse("rope_type", kind, "default, linear or yarn")
     partial = scaling.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise _refuse("partial_rotary_factor", partial, "1.0; drafters rotate whole heads")
+        raise refuse("partial_rotary_factor", partial, "1.0; drafters rotate whole heads")
     known = {**fields, **scaling}
     return RopeConfig(
-        theta=_number(known, "rope_theta", 10000.0),
+        theta=read_number(known, "rope_theta", 10000.0),
         kind=kind,
-        factor=_number(known, "factor", 1.0),
-        original_max_position=_whole(
+        factor=read_number(known, "factor", 1.0),
+        original_max_position=read_whole(
             known,
             "original_max_position_embeddings",
-            _whole(known, "max_position_embeddings", 0),
+            read_whole(known, "max_position_embeddings", 0),
         ),
         attention_factor=known.get("attention_factor"),
-        beta_fast=_number(known, "beta_fast", 32.0),
-        beta_slow=_number(known, "beta_slow", 1.0),
+        beta_fast=read_number(known, "beta_fast", 32.0),
+        beta_slow=read_number(known, "beta_slow", 1.0),
         mscale=known.get("mscale"),
         mscale_all_dim=known.get("mscale_all_dim"),
     )
 
 
 def _conv(fields: Mapping[str, Any], hidden_size: int) -> ConvConfig:
-    conv = ConvConfig(_count(fields, "conv_kernel_size"), _count(fields, "conv_group_size"))
+    conv = ConvConfig(read_count(fields, "conv_kernel_size"), read_count(fields, "conv_group_size"))
     if hidden_size % conv.group:
-        raise _refuse("conv_group_size", conv.group, f"a divisor of hidden_size {hidden_size}")
+        raise refuse("conv_group_size", conv.group, f"a divisor of hidden_size {hidden_size}")
     return conv
 
 
 def _selector(fields: Mapping[str, Any]) -> SelectorConfig:
-    return SelectorConfig(_count(fields, "selector_rank"), _count(fields, "selector_top_k"))
+    return SelectorConfig(read_count(fields, "selector_rank"), read_count(fields, "selector_top_k"))
 
 
 def _check(config: DrafterConfig) -> None:
@@ -287,33 +293,4 @@ def _check(config: DrafterConfig) -> None:
         rules.append(("selector_top_k", top_k, fits, f"at most vocab_size {config.vocab_size}"))
     for name, value, is_fine, right in rules:
         if not is_fine:
-            raise _refuse(name, value, right)
-
-
-def _whole(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = fields.get(name)
-    if value is None and default is not None:
-        return default
-    if type(value) is not int:
-        raise _refuse(name, value, "a whole number")
-    return value
-
-
-def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = _whole(fields, name, default)
-    if value < 1:
-        raise _refuse(name, value, "at least 1")
-    return value
-
-
-def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if type(value) not in (int, float):
-        raise _refuse(name, value, "a number")
-    return float(value)
-
-
-def _refuse(name: str, value: object, right: str) -> ModelMismatch:
-    return ModelMismatch(f"drafter config: {name} is {value!r}; it must be {right}")
+            raise refuse(name, value, right)

@@ -83,7 +83,7 @@ def test_the_anchor_and_the_context_both_matter(drafter):
     for seed in range(3):
         context = drafter.open("s", 100)
         drafter.append(context, features(20, seed), 0)
-        blocks |= {drafter.draft(context, anchor, B - 1).draft_ids for anchor in (5, 77, 130)}
+        blocks |= {drafter.draft(context, anchor, B - 1).confidences for anchor in (5, 77, 130)}
     assert len(blocks) == 9
 
 
