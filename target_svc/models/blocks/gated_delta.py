@@ -1,0 +1,199 @@
+"""Gated DeltaNet as matrix products over a chunk of rows, for prefill and verify alike.
+
+Knows one layer's rows and its recurrent state. Does not know how many rows will be kept: it hands
+out, per row, what a later commit needs. With per-row decay a, writing strength b, and
+g = cumulative log decay inside the chunk, the delta rule over n rows is
+
+    (I + A) U = b (V - e^g K S)     A[i,j] = b_i e^(g_i - g_j) k_i.k_j   for j < i, else 0
+    O         = e^g Q S + P U       P[i,j] =     e^(g_i - g_j) q_i.k_j   for j <= i, else 0
+    S_keep    = e^(g_keep) S + sum over t <= keep of e^(g_keep - g_t) k_t (outer) u_t
+
+so S after any number of kept rows is one product, without running the rows again.
+Invariant: row i depends on rows 0..i only; later rows enter as products with exact zeros.
+
+Source: Yang et al., Gated Delta Networks (arXiv 2412.06464), the chunked form; own derivation of
+the commit.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+
+from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.norms import gate_scale, gated, inverse_length, is_cpu, silu
+from target_svc.models.state import DeltaChunk, RecurrentRows, RowWindow
+
+CHUNK: Final = 64  # rows solved by one triangular inverse
+_UNIT_EPS: Final = 1e-6  # inside the sum of squares of q and k
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Heads and widths of one layer; value head h uses key head h // (value_heads / key_heads)."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    gate: str  # "sigmoid" or "silu"
+
+    @property
+    def groups(self) -> int:
+        """Value heads per key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def channels(self) -> int:
+        """Width of the convolved rows: q, k, v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """Weights of one layer, in the published orientation."""
+
+    qkv: mx.array  # [C, H]
+    z: mx.array  # [Hv Dv, H]
+    b: mx.array  # [Hv, H]
+    a: mx.array  # [Hv, H]
+    conv: mx.array  # [C, 1, K]
+    a_log: mx.array  # [Hv]
+    dt_bias: mx.array  # [Hv]
+    norm: mx.array  # [Dv], the full factor
+    out: mx.array  # [H, Hv Dv]
+
+
+class GatedDelta:
+    """One layer."""
+
+    def __init__(self, weights: DeltaWeights, shape: DeltaShape, eps: float) -> None:
+        self._shape = shape
+        z = weights.z * gate_scale() if shape.gate == "sigmoid" else weights.z
+        into = mx.concatenate([weights.qkv, weights.b, weights.a, z.astype(weights.qkv.dtype)])
+        self._into = mx.contiguous(into.T)
+        self._taps = mx.contiguous(weights.conv[:, 0, :].T)
+        self._rate = -mx.exp(weights.a_log.astype(mx.float32))[:, None]
+        self._dt_bias = weights.dt_bias.astype(mx.float32)[:, None]
+        # q is not scaled by 1/sqrt(Dk); the norm of the output takes that out again, eps included.
+        self._floor = eps * shape.key_dim * shape.value_dim
+        norm = weights.norm.astype(mx.float32) * math.sqrt(shape.value_dim)
+        out = weights.out.T * WRITE_GAIN
+        self._folds_norm = is_cpu()
+        if self._folds_norm:
+            out = out * mx.tile(norm, shape.value_heads)[:, None]
+        self._norm = norm
+        self._out = mx.contiguous(out)
+
+    def __call__(
+        self, x: mx.array, window: RowWindow, state: RecurrentRows, layer: int
+    ) -> mx.array:
+        """Mix x [R, H]; `state` captures the rows under the index `layer` among GDN layers."""
+        shape = self._shape
+        projected = x @ self._into
+        at = shape.channels + 2 * shape.value_heads
+        mixed = silu(self._convolve(window.extend(projected[:, : shape.channels]), x.shape[0]))
+        gates = projected[:, shape.channels : at].astype(mx.float32)
+        out = self._scan(mixed.astype(mx.float32), gates, state, layer)
+        return self._finish(out, projected[:, at:], x.dtype)
+
+    # ------------------------------------------------------------------ before and after the rule
+
+    def _convolve(self, padded: mx.array, rows: int) -> mx.array:
+        """Depthwise causal convolution of [K - 1 + R, C]; the last tap is the current row."""
+        channels = padded.shape[1]
+        seen = mx.as_strided(padded, (rows, self._shape.kernel, channels), (channels, channels, 1))
+        return mx.sum(seen * self._taps, axis=1)
+
+    def _finish(self, out: mx.array, z: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Norm, gate and output product of out [R, Hv, Dv]."""
+        rows = out.shape[0]
+        out = out * inverse_length(out, self._floor)
+        if not self._folds_norm:
+            out = (out * self._norm).astype(dtype)
+        z = z.reshape(out.shape)
+        out = gated(out, z) if self._shape.gate == "sigmoid" else out * silu(z)
+        return out.reshape(rows, -1) @ self._out
+
+    # ------------------------------------------------------------------ the delta rule
+
+    def _scan(self, mixed: mx.array, gates: mx.array, state: RecurrentRows, layer: int) -> mx.array:
+        """Run the rule over mixed [R, C] and gates [R, 2 Hv]; out [R, Hv, Dv]."""
+        rows = mixed.shape[0]
+        if rows <= CHUNK:
+            out, chunk = self._chunk(mixed, gates, state.layer_state(layer))
+            state.capture(layer, chunk)
+            return out
+        outs, current = [], state.layer_state(layer)
+        for start in range(0, rows, CHUNK):
+            stop = min(start + CHUNK, rows)
+            out, chunk = self._chunk(mixed[start:stop], gates[start:stop], current)
+            current = chunk.after(stop - start, current)
+            outs.append(out)
+        state.capture_settled(layer, current, rows)
+        return mx.concatenate(outs)
+
+    def _chunk(
+        self, mixed: mx.array, gates: mx.array, current: mx.array
+    ) -> tuple[mx.array, DeltaChunk]:
+        shape, rows = self._shape, mixed.shape[0]
+        pairs = (shape.key_heads, shape.groups, rows)
+        split = 2 * shape.key_heads * shape.key_dim
+        qk = mixed[:, :split].reshape(rows, 2, shape.key_heads, shape.key_dim)
+        qk = (qk * inverse_length(qk, _UNIT_EPS)).transpose(2, 1, 0, 3)
+        qk = qk.reshape(shape.key_heads, 1, 2 * rows, shape.key_dim)
+        k = qk[:, :, rows:]
+        v = mixed[:, split:].reshape(rows, *pairs[:2], shape.value_dim).transpose(1, 2, 0, 3)
+        strength = mx.sigmoid(gates[:, : shape.value_heads]).T.reshape(*pairs, 1)
+        step = self._rate * mx.logaddexp(gates[:, shape.value_heads :].T + self._dt_bias, 0.0)
+        decay = mx.cumsum(step.reshape(pairs), axis=-1)
+
+        dots = qk @ k.swapaxes(-1, -2)
+        read = (qk @ current).reshape(*pairs[:2], 2, rows, shape.value_dim)
+        read = read * mx.exp(decay)[:, :, None, :, None]
+        wanted = (v - read[:, :, 1]) * strength
+        fade = mx.exp(decay[..., None] - decay[..., None, :] + _causal(rows))
+        reach = dots[:, :, :rows] * fade
+        if rows == 1:
+            solved, seen = wanted, reach * wanted
+        else:
+            solved = self._solve(dots[:, :, rows:] * fade * strength, wanted)
+            seen = reach @ solved
+        out = (read[:, :, 0] + seen).transpose(2, 0, 1, 3)
+        out = out.reshape(rows, shape.value_heads, shape.value_dim)
+        return out, DeltaChunk(k, solved, decay)
+
+    def _solve(self, weights: mx.array, wanted: mx.array) -> mx.array:
+        """Solve (I + strictly lower part of `weights`) U = wanted, all [.., R, ..].
+
+        (I + A)^-1 is the product of (I + (-A)^(2^k)): exact, since A^R = 0.
+        """
+        rows = weights.shape[-1]
+        power = weights * _strictly_lower_negated(rows)
+        inverse = power + _identity(rows)
+        reach = 2
+        while reach < rows:
+            power = power @ power
+            inverse = inverse + inverse @ power
+            reach *= 2
+        return inverse @ wanted
+
+
+@cache
+def _causal(rows: int) -> mx.array:
+    """Additive [R, R]: 0 on and below the diagonal, -inf above."""
+    return mx.array(np.triu(np.full((rows, rows), -np.inf, np.float32), 1))
+
+
+@cache
+def _strictly_lower_negated(rows: int) -> mx.array:
+    return mx.array(-np.tri(rows, k=-1, dtype=np.float32))
+
+
+@cache
+def _identity(rows: int) -> mx.array:
+    return mx.eye(rows)

@@ -1,0 +1,59 @@
+"""Hyper-connections: a sub-layer reads a learned mixture of the streams and writes to all of them.
+
+Knows streams [R, S, H]. Does not know which sub-layer it serves. No matrix mixes streams with each
+other; a write adds to the raw streams.
+"""
+
+import mlx.core as mx
+
+from target_svc.models.blocks.norms import RmsNorm, gate_scale, gated
+
+WRITE_GAIN = 2.0  # a write's share is 2 * sigmoid; sub-layers fold the 2 into their last product
+
+
+class HyperConnection:
+    """Read and write of one sub-layer; without `inject` a read only.
+
+    Args:
+        norm: [S * H], zero-centred.
+        down: [r, S * H].
+        up: [S * H, r].
+        inject: [S, S * H] or None.
+        streams: S.
+    """
+
+    def __init__(
+        self,
+        norm: mx.array,
+        down: mx.array,
+        up: mx.array,
+        inject: mx.array | None,
+        *,
+        streams: int,
+        eps: float,
+    ) -> None:
+        # The normed streams are used divided by S everywhere, so the division sits in the norm.
+        scale = (1.0 + norm.astype(mx.float32)).reshape(streams, -1) / streams
+        self._norm = RmsNorm(scale.astype(norm.dtype), eps)
+        both = down if inject is None else mx.concatenate([down, inject])
+        self._mix_in = mx.contiguous(both.T)
+        self._mix_out = mx.contiguous(up.T * gate_scale()).astype(up.dtype)
+        self._rank = down.shape[0]
+
+    def read(self, streams: mx.array) -> tuple[mx.array, mx.array]:
+        """Read streams [R, S, H]: the sub-layer's input [R, H] and the write shares [R, S, 1].
+
+        The shares are `sigmoid`, that is without the factor `WRITE_GAIN`.
+        """
+        rows = streams.shape[0]
+        normed = self._norm(streams)
+        mixed = normed.reshape(rows, -1) @ self._mix_in
+        opened = mx.sigmoid(mixed)
+        low = (mixed * opened)[:, : self._rank]
+        logits = (low @ self._mix_out).reshape(streams.shape)
+        return mx.sum(gated(normed, logits), axis=1), opened[:, self._rank :, None]
+
+
+def write(streams: mx.array, y: mx.array, shares: mx.array) -> mx.array:
+    """Add y [R, H], already times `WRITE_GAIN`, to streams [R, S, H] by shares [R, S, 1]."""
+    return streams + shares * y[:, None, :]

@@ -1,0 +1,223 @@
+"""Gated grouped-query attention over the blocks an indexer keeps.
+
+Knows one layer's rows and its KV and index keys. Does not know positions' meaning beyond counting
+blocks of `ratio` tokens from 0. While no more complete blocks exist than the budget keeps, this is
+dense causal attention and nothing is scored.
+Invariants: blocks are kept by score, then lowest block, in every kind of forward; row i depends on
+rows 0..i only.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+
+from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.norms import LOG2_E, RmsNorm, gate_scale, gated, is_cpu
+from target_svc.models.blocks.rope import RopeTable
+from target_svc.models.state import GrowingRows, PooledKeys
+
+_SAFE_EXPONENT: Final = 100.0  # 2^100 times any row count stays finite in float32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads and widths of one layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    index_heads: int
+    index_dim: int
+    ratio: int  # tokens in a block
+    kept_blocks: int  # budget in blocks
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Weights of one layer, in the published orientation; norms zero-centred."""
+
+    q: mx.array  # [heads * (D + D), H], per head: q then gate
+    k: mx.array  # [kv_heads * D, H]
+    v: mx.array  # [kv_heads * D, H]
+    out: mx.array  # [H, heads * D]
+    q_norm: mx.array  # [D]
+    k_norm: mx.array  # [D]
+    index_qk: mx.array  # [(index_heads + 1) * d, H], queries then the key
+    index_q_norm: mx.array  # [d]
+    index_k_norm: mx.array  # [d]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What all attention layers of one forward share."""
+
+    base: int  # absolute position of row 0
+    rows: int  # R
+    cos: mx.array  # [R, 1, D]
+    sin: mx.array  # [R, 1, D]
+    causal: mx.array | None  # additive float32 [R, base + R]; None where nothing is hidden
+
+    @property
+    def end(self) -> int:
+        """Rows visible to the last row."""
+        return self.base + self.rows
+
+
+def plan_rows(base: int, rows: int, rope: RopeTable) -> RowPlan:
+    """Plan a forward of `rows` rows after `base` committed ones."""
+    cos, sin = rope.rows(base, base + rows)
+    causal = None
+    if rows > 1:
+        hidden = np.zeros((rows, base + rows), np.float32)
+        hidden[:, base:] = np.triu(np.full((rows, rows), -np.inf, np.float32), 1)
+        causal = mx.array(hidden)
+    return RowPlan(base, rows, cos, sin, causal)
+
+
+class SparseAttention:
+    """One layer."""
+
+    def __init__(
+        self, weights: AttentionWeights, shape: AttentionShape, rope: RopeTable, eps: float
+    ) -> None:
+        self._shape = shape
+        self._rope = rope
+        hidden = weights.q.shape[1]
+        packed = weights.q.reshape(shape.heads, 2, shape.head_dim, hidden)
+        q = packed[:, 0].reshape(-1, hidden)
+        gate = (packed[:, 1].reshape(-1, hidden) * gate_scale()).astype(q.dtype)
+        self._into = mx.contiguous(
+            mx.concatenate([q, weights.k, weights.v, gate, weights.index_qk]).T
+        )
+        self._out = mx.contiguous(weights.out.T) * WRITE_GAIN
+        q_factor, k_factor = 1.0 + weights.q_norm, 1.0 + weights.k_norm
+        self._scale = shape.head_dim**-0.5
+        if is_cpu():  # scores come out scaled, and in powers of two
+            q_factor = q_factor * (self._scale * LOG2_E)
+        factors = [*[q_factor] * shape.heads, *[k_factor] * shape.kv_heads]
+        self._qk_norm = RmsNorm(mx.stack(factors), eps)
+        self._index_q_norm = RmsNorm((1.0 + weights.index_q_norm).astype(mx.float32), eps)
+        self._index_k_norm = RmsNorm((1.0 + weights.index_k_norm).astype(mx.float32), eps)
+        largest = shape.head_dim * mx.max(mx.abs(q_factor)) * mx.max(mx.abs(k_factor))
+        self._needs_max = bool(largest > _SAFE_EXPONENT)  # by Cauchy-Schwarz on normed heads
+
+    def __call__(
+        self, x: mx.array, plan: RowPlan, keys: GrowingRows, values: GrowingRows, index: PooledKeys
+    ) -> mx.array:
+        """Mix x [R, H]; captures the rows' keys, values and raw index keys."""
+        shape, rows = self._shape, plan.rows
+        projected = x @ self._into
+        ends = np.cumsum(
+            [
+                (shape.heads + shape.kv_heads) * shape.head_dim,
+                shape.kv_heads * shape.head_dim,
+                shape.heads * shape.head_dim,
+            ]
+        ).tolist()
+        qk, v, gate, index_qk = mx.split(projected, ends, axis=-1)
+        qk = self._qk_norm(qk.reshape(rows, -1, shape.head_dim))
+        qk = self._rope.turn(qk, plan.cos, plan.sin).swapaxes(0, 1)
+        all_keys = keys.append(qk[shape.heads :])
+        v = v.reshape(rows, shape.kv_heads, shape.head_dim).swapaxes(0, 1)
+        all_values = values.append(v)
+        split = shape.index_heads * shape.index_dim
+        raw = index.raw.append(index_qk[:, split:])
+        hidden = plan.causal
+        if plan.end // shape.ratio > shape.kept_blocks:
+            hidden = self._hide_dropped(index_qk[:, :split], raw, plan, index)
+        if is_cpu():
+            mixed = self._attend(qk[: shape.heads], all_keys, all_values, hidden)
+        else:
+            mask = "causal" if hidden is plan.causal and rows > 1 else hidden
+            mixed = self._attend_fused(qk[: shape.heads], all_keys, all_values, mask)
+        mixed = mixed.swapaxes(0, 1).reshape(rows, -1)
+        return gated(mixed, gate) @ self._out
+
+    # ------------------------------------------------------------------ attention
+
+    def _attend(
+        self, q: mx.array, keys: mx.array, values: mx.array, hidden: mx.array | None
+    ) -> mx.array:
+        """Attend q [heads, R, D] over n rows; `hidden` is additive [R, n]; out [heads, R, D]."""
+        shape = self._shape
+        rows, visible = q.shape[1], keys.shape[1]
+        grouped = q.reshape(shape.kv_heads, -1, shape.head_dim)
+        scores = grouped @ keys.swapaxes(1, 2)
+        if hidden is not None:
+            scores = scores.reshape(shape.kv_heads, -1, rows, visible) + hidden
+            scores = scores.reshape(shape.kv_heads, -1, visible)
+        if self._needs_max:
+            scores = scores - mx.max(scores, axis=-1, keepdims=True)
+        weights = mx.power(2.0, scores)
+        mixed = (weights @ values) / mx.sum(weights, axis=-1, keepdims=True)
+        return mixed.reshape(q.shape)
+
+    def _attend_fused(
+        self, q: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
+    ) -> mx.array:
+        """The same through MLX's own kernel; "causal" beats a mask array there."""
+        if isinstance(mask, mx.array):
+            mask = mask.astype(q.dtype)
+        return mx.fast.scaled_dot_product_attention(
+            q[None], keys[None], values[None], scale=self._scale, mask=mask
+        )[0]
+
+    # ------------------------------------------------------------------ the indexer
+
+    def _hide_dropped(
+        self, queries: mx.array, raw: mx.array, plan: RowPlan, index: PooledKeys
+    ) -> mx.array:
+        """Additive mask [R, n]: the causal one, and -inf on every block that was not kept."""
+        ratio, rows = self._shape.ratio, plan.rows
+        self._pool(raw, plan.end // ratio, index)
+        blocks = -(-plan.end // ratio)
+        complete = mx.array((plan.base + 1 + np.arange(rows, dtype=np.int32)) // ratio)[:, None]
+        is_candidate = mx.arange(blocks)[None, :] < complete
+        scores = self._score(queries, plan, index.pooled(plan.end // ratio))
+        if blocks > scores.shape[1]:
+            scores = mx.pad(scores, [(0, 0), (0, blocks - scores.shape[1])])
+        scores = mx.where(is_candidate, scores, -mx.inf)
+        kept = keep_best(scores, self._shape.kept_blocks) | ~is_candidate
+        bias = mx.where(kept, 0.0, -mx.inf)
+        bias = mx.repeat(bias, ratio, axis=1)[:, : plan.end]
+        return bias if plan.causal is None else bias + plan.causal
+
+    def _pool(self, raw: mx.array, blocks: int, index: PooledKeys) -> None:
+        """Make the pooled keys of complete blocks that have none yet."""
+        start, ratio = index.n_pooled, self._shape.ratio
+        if start >= blocks:
+            return
+        new = raw[start * ratio : blocks * ratio].astype(mx.float32)
+        means = mx.mean(new.reshape(blocks - start, ratio, -1), axis=1).astype(raw.dtype)
+        normed = self._index_k_norm(means.astype(mx.float32))[:, None]
+        cos, sin = self._rope.rows(start * ratio, blocks * ratio, ratio)
+        turned = self._rope.turn(normed, cos.astype(mx.float32), sin.astype(mx.float32))
+        index.add_pooled(turned[:, 0])
+
+    def _score(self, queries: mx.array, plan: RowPlan, pooled: mx.array) -> mx.array:
+        """Scores [R, blocks], without the positive constant that orders nothing."""
+        shape = self._shape
+        q = queries.reshape(plan.rows, shape.index_heads, shape.index_dim).astype(mx.float32)
+        q = self._index_q_norm(q)
+        q = self._rope.turn(q, plan.cos.astype(mx.float32), plan.sin.astype(mx.float32))
+        dots = q.reshape(-1, shape.index_dim) @ pooled.T
+        return mx.sum(mx.maximum(dots, 0.0).reshape(plan.rows, shape.index_heads, -1), axis=1)
+
+
+def keep_best(scores: mx.array, count: int) -> mx.array:
+    """Mark the `count` best of each row; equal scores: lowest index first.
+
+    Args:
+        scores: float32 [R, n], n > count; -inf marks what may not be kept.
+        count: at least 1.
+
+    Returns:
+        bool [R, n] with exactly `count` marks per row (some on -inf where too few are finite).
+    """
+    cut = -mx.partition(-scores, count - 1, axis=-1)[:, count - 1 : count]
+    above = scores > cut
+    level = scores == cut
+    left = count - mx.sum(above.astype(mx.int32), axis=-1, keepdims=True)
+    return above | (level & (mx.cumsum(level.astype(mx.int32), axis=-1) <= left))

@@ -1,0 +1,596 @@
+"""qwen4_exp (Flash-Next): streams, Gated DeltaNet, indexed attention, experts, n-gram memory.
+
+Knows the published config and weight names, and runs rows of one sequence. Does not know sessions,
+acceptance or drafters. Text only: vision and MTP tensors are dropped by name.
+Invariant: a forward changes no committed state; `commit` in `target_svc.rollback` does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from common.checkpoint.index import TensorSpan, index_tensors, read_config
+from common.checkpoint.weights import read_tensors, require_exactly
+from common.errors import ModelMismatch
+from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
+from target_svc.models.blocks.hyper_connection import HyperConnection, write
+from target_svc.models.blocks.moe import Experts, ExpertWeights
+from target_svc.models.blocks.ngram import (
+    NgramLayer,
+    NgramRows,
+    NgramShape,
+    NgramTable,
+    NgramWeights,
+)
+from target_svc.models.blocks.rope import RopeTable
+from target_svc.models.blocks.sparse_attention import (
+    AttentionShape,
+    AttentionWeights,
+    RowPlan,
+    SparseAttention,
+    plan_rows,
+)
+from target_svc.models.state import (
+    GrowingRows,
+    PooledKeys,
+    RecurrentRows,
+    Rollable,
+    RowWindow,
+    SequenceState,
+    TokenHistory,
+)
+
+PREFIX: Final = "model.language_model."
+DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
+LINEAR: Final = "linear_attention"
+ATTENTION: Final = ("full_attention", "indexed_attention", "qwen_sparse_attention")
+_TABLE: Final = "ple.ple_embedding.ngram_embedding.shard_"
+_BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+
+Tap = Callable[[int, mx.array], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArgs:
+    """The fields of `text_config` that shape the network."""
+
+    vocab_size: int
+    hidden: int
+    streams: int
+    low_rank: int
+    layer_types: tuple[str, ...]
+    attention: AttentionShape
+    delta: DeltaShape
+    rope_theta: float
+    rotary: int
+    n_experts: int
+    n_chosen: int
+    expert_width: int
+    shared_width: int
+    normalize_chosen: bool
+    eps: float
+    tied: bool
+    context_len: int
+    eos_ids: tuple[int, ...]
+    ple_layers: tuple[int, ...]  # zero-based
+    ple_width: int
+    ple_kernel: int
+    ngram: NgramShape | None
+    table_parts: int
+
+    @property
+    def stream_width(self) -> int:
+        """S * H."""
+        return self.streams * self.hidden
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelArgs":
+        """Read a published config.json.
+
+        Raises:
+            ModelMismatch: a field is missing or has a value that is not implemented.
+        """
+        text = config.get("text_config", config)
+        try:
+            return cls._from_text(text, config)
+        except KeyError as error:
+            raise ModelMismatch(
+                f"config.json lacks {error.args[0]!r}; a qwen4_exp target needs it"
+            ) from error
+
+    @classmethod
+    def _from_text(cls, text: Mapping[str, Any], outer: Mapping[str, Any]) -> "ModelArgs":
+        eos = text["eos_token_id"]
+        eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+        rope = text["rope_parameters"]
+        if rope.get("rope_type", "default") != "default":
+            raise ModelMismatch(f"rope_type {rope['rope_type']!r}; only 'default' is implemented")
+        layer_types = tuple(text["layer_types"])
+        unknown = sorted(set(layer_types) - {LINEAR, *ATTENTION})
+        if unknown or len(layer_types) != text["num_hidden_layers"]:
+            raise ModelMismatch(
+                f"layer_types has {len(layer_types)} entries, unknown ones {unknown}; right are "
+                f"{text['num_hidden_layers']} of {[LINEAR, *ATTENTION]}"
+            )
+        ple_layers = tuple(index - 1 for index in text.get("ple_layer_ids") or ())
+        if len(ple_layers) > 1:
+            raise ModelMismatch(f"ple_layer_ids {list(ple_layers)}; one such layer is implemented")
+        return cls(
+            vocab_size=text["vocab_size"],
+            hidden=text["hidden_size"],
+            streams=text["hc_count"],
+            low_rank=text["hc_lowrank"],
+            layer_types=layer_types,
+            attention=_attention_shape(text),
+            delta=_delta_shape(text),
+            rope_theta=float(rope["rope_theta"]),
+            rotary=int(text["head_dim"] * rope.get("partial_rotary_factor", 1.0)),
+            n_experts=text["num_experts"],
+            n_chosen=text["num_experts_per_tok"],
+            expert_width=text["moe_intermediate_size"],
+            shared_width=text["shared_expert_intermediate_size"],
+            normalize_chosen=text.get("norm_topk_prob", True),
+            eps=text["rms_norm_eps"],
+            tied=bool(text.get("tie_word_embeddings", outer.get("tie_word_embeddings", False))),
+            context_len=text["max_position_embeddings"],
+            eos_ids=eos_ids,
+            ple_layers=ple_layers,
+            ple_width=text["ple_embed_dim"] if ple_layers else 0,
+            ple_kernel=text["ple_conv_kernel_size"] if ple_layers else 0,
+            ngram=_ngram_shape(text, eos_ids[0]) if ple_layers else None,
+            table_parts=text.get("split_ngram_parts", 1) if ple_layers else 0,
+        )
+
+
+def _attention_shape(text: Mapping[str, Any]) -> AttentionShape:
+    if text["indexer_kv_heads"] != 1:
+        raise ModelMismatch(f"indexer_kv_heads {text['indexer_kv_heads']}; only 1 is implemented")
+    return AttentionShape(
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        head_dim=text["head_dim"],
+        index_heads=text["indexer_n_heads"],
+        index_dim=text["indexer_head_dim"],
+        ratio=text["indexer_compress_ratio"],
+        kept_blocks=text["indexer_budget"] // text["indexer_compress_ratio"],
+    )
+
+
+def _delta_shape(text: Mapping[str, Any]) -> DeltaShape:
+    gate = text.get("output_gate_type") or text.get("hidden_act", "silu")
+    if gate not in ("sigmoid", "silu"):
+        raise ModelMismatch(f"output_gate_type {gate!r}; right are 'sigmoid' and 'silu'")
+    return DeltaShape(
+        key_heads=text["linear_num_key_heads"],
+        value_heads=text["linear_num_value_heads"],
+        key_dim=text["linear_key_head_dim"],
+        value_dim=text["linear_value_head_dim"],
+        kernel=text["linear_conv_kernel_dim"],
+        gate=gate,
+    )
+
+
+def _ngram_shape(text: Mapping[str, Any], separator_id: int) -> NgramShape:
+    return NgramShape(
+        vocab_size=text["vocab_size"],
+        separator_id=separator_id,
+        order=text["ngram_size"],
+        heads_per_order=text["heads_per_ngram"],
+        base_rows=text["ngram_vocab_size_base"],
+        row_multiple=text["make_ngram_vocab_size_divisible_by"],
+        seed=text["seed"],
+        layer_index=0,
+    )
+
+
+# --------------------------------------------------------------------------- layers
+
+
+class DecoderLayer:
+    """One layer: a mixer and the experts, each between a read and a write of the streams."""
+
+    def __init__(
+        self,
+        mixer_streams: HyperConnection,
+        mixer: GatedDelta | SparseAttention,
+        expert_streams: HyperConnection,
+        experts: Experts,
+    ) -> None:
+        self.mixer_streams = mixer_streams
+        self.mixer = mixer
+        self.expert_streams = expert_streams
+        self.experts = experts
+
+
+class Model:
+    """A whole target.
+
+    Attributes:
+        args: its shape.
+        dtype: of activations.
+    """
+
+    def __init__(self, args: ModelArgs, weights: "Weights", table: NgramTable | None) -> None:
+        self.args = args
+        self._embedding = weights[PREFIX + "embed_tokens.weight"]
+        self.dtype = self._embedding.dtype
+        head = self._embedding if args.tied else weights["lm_head.weight"]
+        self._head = mx.contiguous(head.T)
+        width = max(args.attention.head_dim, args.attention.index_dim)
+        self._rope = RopeTable(args.rope_theta, args.rotary, width, self.dtype)
+        self.layers = [
+            weights.layer(args, index, self._rope) for index in range(len(args.layer_types))
+        ]
+        self._final = weights.hyper_connection(PREFIX + "hyper_connection_mixer.", args)
+        self.ngram_rows = NgramRows(args.ngram) if args.ngram is not None else None
+        self._table = table
+        self._ngram = [weights.ngram_layer(args, layer) for layer in args.ple_layers]
+
+    # ------------------------------------------------------------------ state
+
+    def new_state(self) -> SequenceState:
+        """The state of an empty sequence."""
+        args, pieces = self.args, dict[str, Rollable]()
+        delta, attention = args.delta, args.attention
+        n_linear = args.layer_types.count(LINEAR)
+        if n_linear:
+            heads = (delta.key_heads, delta.groups, delta.key_dim, delta.value_dim)
+            pieces["recurrent"] = RecurrentRows((n_linear, *heads))
+        for index, kind in enumerate(args.layer_types):
+            if kind == LINEAR:
+                window = RowWindow(delta.kernel - 1, delta.channels, self.dtype)
+                pieces[f"{index}.window"] = window
+            else:
+                kv_heads, dim = attention.kv_heads, attention.head_dim
+                pieces[f"{index}.keys"] = GrowingRows(kv_heads, dim, self.dtype)
+                pieces[f"{index}.values"] = GrowingRows(kv_heads, dim, self.dtype)
+                index_keys = PooledKeys(attention.index_dim, attention.ratio, self.dtype)
+                pieces[f"{index}.index"] = index_keys
+        if args.ngram is not None:
+            rows = (args.ple_kernel - 1) * args.ngram.order
+            pieces["ngram.window"] = RowWindow(rows, args.stream_width, self.dtype)
+            pieces["ngram.history"] = TokenHistory(args.ngram.order - 1, args.ngram.separator_id)
+        return SequenceState(pieces)
+
+    # ------------------------------------------------------------------ forward
+
+    def forward(
+        self,
+        ids: Sequence[int],
+        state: SequenceState,
+        *,
+        tap: Tap | None = None,
+        pipeline_layers: int = 0,
+    ) -> mx.array:
+        """Run rows of one sequence; their effect on `state` waits for a commit.
+
+        Args:
+            ids: R token ids in range.
+            state: between forwards (nothing captured).
+            tap: called with (layer index, streams [R, S, H]) after every layer.
+            pipeline_layers: start evaluation every so many layers while building; 0 is never.
+
+        Returns:
+            [R, H], the input of `logits`. Lazy, except that pipelined layers are being evaluated.
+        """
+        args, rows = self.args, len(ids)
+        state.captured = rows
+        embedded = self._embedding[mx.array(np.asarray(ids, np.int32))]
+        streams = mx.broadcast_to(embedded[:, None, :], (rows, args.streams, args.hidden))
+        plan = plan_rows(state.base, rows, self._rope)
+        n_linear = 0
+        for index, layer in enumerate(self.layers):
+            if index in args.ple_layers:
+                streams = streams + self._ngram_sum(ids, streams, state)
+            x, shares = layer.mixer_streams.read(streams)
+            y = self._mix(layer.mixer, x, plan, state, index, n_linear)
+            n_linear += args.layer_types[index] == LINEAR
+            streams = write(streams, y, shares)
+            x, shares = layer.expert_streams.read(streams)
+            streams = write(streams, layer.experts(x), shares)
+            if tap is not None:
+                tap(index, streams)
+            if pipeline_layers and (index + 1) % pipeline_layers == 0:
+                mx.async_eval(streams)
+        return self._final.read(streams)[0]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Scores [R, V] of hidden rows [R, H]."""
+        return hidden @ self._head
+
+    def _mix(
+        self,
+        mixer: GatedDelta | SparseAttention,
+        x: mx.array,
+        plan: RowPlan,
+        state: SequenceState,
+        index: int,
+        n_linear: int,
+    ) -> mx.array:
+        pieces: dict[str, Any] = state.pieces
+        if isinstance(mixer, GatedDelta):
+            return mixer(x, pieces[f"{index}.window"], pieces["recurrent"], n_linear)
+        names = (f"{index}.keys", f"{index}.values", f"{index}.index")
+        keys, values, index_keys = (pieces[name] for name in names)
+        return mixer(x, plan, keys, values, index_keys)
+
+    def _ngram_sum(self, ids: Sequence[int], streams: mx.array, state: SequenceState) -> mx.array:
+        pieces: dict[str, Any] = state.pieces
+        if self.ngram_rows is None or self._table is None:
+            raise ModelMismatch("config names a PLE layer without a table; it must name both")
+        tokens = pieces["ngram.history"].extend(ids)
+        rows = self._table.gather(self.ngram_rows.rows(tokens, len(ids)))
+        return self._ngram[0](streams, rows, pieces["ngram.window"])
+
+
+# --------------------------------------------------------------------------- weights
+
+
+class Weights:
+    """Tensors by published name, with the spelling of the experts settled."""
+
+    def __init__(self, tensors: Mapping[str, mx.array]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> mx.array:
+        return self._tensors[name]
+
+    def layer(self, args: ModelArgs, index: int, rope: RopeTable) -> DecoderLayer:
+        """Build one layer."""
+        at = f"{PREFIX}layers.{index}."
+        mixer: GatedDelta | SparseAttention
+        if args.layer_types[index] == LINEAR:
+            mixer = GatedDelta(self._delta(at + "linear_attn."), args.delta, args.eps)
+        else:
+            weights = self._attention(at + "self_attn.")
+            mixer = SparseAttention(weights, args.attention, rope, args.eps)
+        return DecoderLayer(
+            self.hyper_connection(at + "attn_hyper_connection.", args),
+            mixer,
+            self.hyper_connection(at + "mlp_hyper_connection.", args),
+            Experts(self._experts(at + "mlp."), args.n_chosen, normalize=args.normalize_chosen),
+        )
+
+    def hyper_connection(self, at: str, args: ModelArgs) -> HyperConnection:
+        """Build a read, with its write where the checkpoint has one."""
+        return HyperConnection(
+            self[at + "hc_norm.weight"],
+            self[at + "input_mix_weight_down.weight"],
+            self[at + "input_mix_weight_up.weight"],
+            self._tensors.get(at + "block_inject_weight.weight"),
+            streams=args.streams,
+            eps=args.eps,
+        )
+
+    def ngram_layer(self, args: ModelArgs, layer: int) -> NgramLayer:
+        """Build the PLE layer."""
+        at = f"{PREFIX}layers.{layer}.ple."
+        weights = NgramWeights(
+            self[at + "key_proj.weight"],
+            self[at + "value_proj.weight"],
+            self[at + "conv1d.weight"],
+            self[at + "norm_key.weight"],
+            self[at + "norm_query.weight"],
+            self[at + "norm_conv.weight"],
+        )
+        dilation = args.ngram.order if args.ngram is not None else 1
+        return NgramLayer(weights, streams=args.streams, dilation=dilation, eps=args.eps)
+
+    def _delta(self, at: str) -> DeltaWeights:
+        return DeltaWeights(
+            self[at + "in_proj_qkv.weight"],
+            self[at + "in_proj_z.weight"],
+            self[at + "in_proj_b.weight"],
+            self[at + "in_proj_a.weight"],
+            self[at + "conv1d.weight"],
+            self[at + "A_log"],
+            self[at + "dt_bias"],
+            self[at + "norm.weight"],
+            self[at + "out_proj.weight"],
+        )
+
+    def _attention(self, at: str) -> AttentionWeights:
+        return AttentionWeights(
+            self[at + "q_proj.weight"],
+            self[at + "k_proj.weight"],
+            self[at + "v_proj.weight"],
+            self[at + "o_proj.weight"],
+            self[at + "q_norm.weight"],
+            self[at + "k_norm.weight"],
+            self[at + "indexer.index_qk_proj.weight"],
+            self[at + "indexer.q_layernorm.weight"],
+            self[at + "indexer.k_layernorm.weight"],
+        )
+
+    def _experts(self, at: str) -> ExpertWeights:
+        shared = at + "shared_expert."
+        return ExpertWeights(
+            router=self[at + "gate.weight"],
+            gate_up=self[at + "experts.gate_up_proj"],
+            down=self[at + "experts.down_proj"],
+            shared_gate_up=mx.concatenate(
+                [self[shared + "gate_proj.weight"], self[shared + "up_proj.weight"]]
+            ),
+            shared_down=self[shared + "down_proj.weight"],
+            shared_switch=self[at + "shared_expert_gate.weight"],
+        )
+
+
+# --------------------------------------------------------------------------- names and shapes
+
+
+def expected_shapes(args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the network by published name, experts fused; the table is not among them."""
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (args.vocab_size, args.hidden)}
+    shapes |= _read_shapes("hyper_connection_mixer.", args)
+    for index, kind in enumerate(args.layer_types):
+        at = f"layers.{index}."
+        for name in ("attn_hyper_connection.", "mlp_hyper_connection."):
+            shapes |= _read_shapes(at + name, args)
+            shapes[f"{at}{name}block_inject_weight.weight"] = (args.streams, args.stream_width)
+        shapes |= _delta_shapes(at, args) if kind == LINEAR else _attention_shapes(at, args)
+        shapes |= _expert_shapes(at, args)
+        if index in args.ple_layers:
+            shapes |= _ngram_shapes(at, args)
+    named = {PREFIX + name: shape for name, shape in shapes.items()}
+    return named if args.tied else named | {"lm_head.weight": (args.vocab_size, args.hidden)}
+
+
+def _read_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    return {
+        at + "hc_norm.weight": (args.stream_width,),
+        at + "input_mix_weight_down.weight": (args.low_rank, args.stream_width),
+        at + "input_mix_weight_up.weight": (args.stream_width, args.low_rank),
+    }
+
+
+def _delta_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    shape, hidden, at = args.delta, args.hidden, at + "linear_attn."
+    out = shape.value_heads * shape.value_dim
+    return {
+        at + "in_proj_qkv.weight": (shape.channels, hidden),
+        at + "in_proj_z.weight": (out, hidden),
+        at + "in_proj_b.weight": (shape.value_heads, hidden),
+        at + "in_proj_a.weight": (shape.value_heads, hidden),
+        at + "conv1d.weight": (shape.channels, 1, shape.kernel),
+        at + "A_log": (shape.value_heads,),
+        at + "dt_bias": (shape.value_heads,),
+        at + "norm.weight": (shape.value_dim,),
+        at + "out_proj.weight": (hidden, out),
+    }
+
+
+def _attention_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    shape, hidden, at = args.attention, args.hidden, at + "self_attn."
+    kv = shape.kv_heads * shape.head_dim
+    return {
+        at + "q_proj.weight": (2 * shape.heads * shape.head_dim, hidden),
+        at + "k_proj.weight": (kv, hidden),
+        at + "v_proj.weight": (kv, hidden),
+        at + "o_proj.weight": (hidden, shape.heads * shape.head_dim),
+        at + "q_norm.weight": (shape.head_dim,),
+        at + "k_norm.weight": (shape.head_dim,),
+        at + "indexer.index_qk_proj.weight": ((shape.index_heads + 1) * shape.index_dim, hidden),
+        at + "indexer.q_layernorm.weight": (shape.index_dim,),
+        at + "indexer.k_layernorm.weight": (shape.index_dim,),
+    }
+
+
+def _expert_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    hidden, at = args.hidden, at + "mlp."
+    shared = (args.shared_width, hidden)
+    return {
+        at + "gate.weight": (args.n_experts, hidden),
+        at + "experts.gate_up_proj": (args.n_experts, 2 * args.expert_width, hidden),
+        at + "experts.down_proj": (args.n_experts, hidden, args.expert_width),
+        at + "shared_expert.gate_proj.weight": shared,
+        at + "shared_expert.up_proj.weight": shared,
+        at + "shared_expert.down_proj.weight": shared[::-1],
+        at + "shared_expert_gate.weight": (1, hidden),
+    }
+
+
+def _ngram_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    at, width = at + "ple.", args.stream_width
+    return {
+        at + "key_proj.weight": (width, args.ple_width),
+        at + "value_proj.weight": (args.hidden, args.ple_width),
+        at + "conv1d.weight": (width, 1, args.ple_kernel),
+        at + "norm_key.weight": (width,),
+        at + "norm_query.weight": (width,),
+        at + "norm_conv.weight": (width,),
+    }
+
+
+# --------------------------------------------------------------------------- loading
+
+
+def load(folder: Path) -> Model:
+    """Load a target in the published format, strictly.
+
+    Raises:
+        ConfigError: a file is missing or not JSON.
+        ModelMismatch: config and weights do not fit; the message lists names.
+    """
+    args = ModelArgs.from_config(read_config(folder))
+    spans = index_tensors(folder)
+    tensors = read_tensors(folder, keep=_is_device_tensor)
+    fused = _fuse_experts(tensors)
+    _check_buffers(args, fused)
+    names = {name: value for name, value in fused.items() if not name.endswith(_BUFFERS)}
+    require_exactly(names, expected_shapes(args), what="target qwen4_exp")
+    return Model(args, Weights(names), _open_table(args, spans))
+
+
+def _is_device_tensor(name: str) -> bool:
+    return _TABLE not in name and not name.startswith(DROPPED)
+
+
+def _fuse_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Stack `experts.{e}.{gate,up,down}_proj.weight` into the published fused tensors."""
+    fused: dict[str, mx.array] = {}
+    single: dict[str, dict[int, dict[str, mx.array]]] = {}
+    for name, value in tensors.items():
+        at, found, rest = name.partition(".experts.")
+        number, _, part = rest.partition(".")
+        if found and number.isdigit():
+            single.setdefault(at, {}).setdefault(int(number), {})[part] = value
+        else:
+            fused[name] = value
+    for at, experts in single.items():
+        fused |= _stack_experts(at + ".experts.", experts)
+    return fused
+
+
+def _stack_experts(at: str, experts: dict[int, dict[str, mx.array]]) -> dict[str, mx.array]:
+    parts = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+    for number in range(len(experts)):
+        if set(experts.get(number, {})) != set(parts):
+            raise ModelMismatch(
+                f"{at}{number} has {sorted(experts.get(number, {}))}; an expert has {list(parts)}"
+            )
+    rows = [experts[number] for number in range(len(experts))]
+    gate_up = mx.stack([mx.concatenate([row[parts[0]], row[parts[1]]]) for row in rows])
+    down = mx.stack([row[parts[2]] for row in rows])
+    return {at + "gate_up_proj": gate_up, at + "down_proj": down}
+
+
+def _check_buffers(args: ModelArgs, tensors: Mapping[str, mx.array]) -> None:
+    """The stored hash constants, where present, must equal the derived ones."""
+    if args.ngram is None:
+        return
+    rows = NgramRows(args.ngram)
+    derived = dict(zip(_BUFFERS, (rows.multipliers, rows.sizes, rows.offsets), strict=True))
+    for name, value in tensors.items():
+        buffer = name.rsplit(".", 1)[-1]
+        if buffer in derived and not np.array_equal(np.array(value), derived[buffer]):
+            raise ModelMismatch(
+                f"{name} is {np.array(value).tolist()}; this config makes "
+                f"{derived[buffer].tolist()}"
+            )
+
+
+def _open_table(args: ModelArgs, spans: Mapping[str, TensorSpan]) -> NgramTable | None:
+    found = sorted(name for name in spans if _TABLE in name)
+    if args.ngram is None:
+        if found:
+            raise ModelMismatch(f"unexpected n-gram table {found[0]}; the config names no layer")
+        return None
+    at = f"{PREFIX}layers.{args.ple_layers[0]}.{_TABLE}"
+    names = [f"{at}{part}.weight" for part in range(args.table_parts)]
+    if found != sorted(names):
+        raise ModelMismatch(
+            f"n-gram table has {len(found)} parts {found[:3]}; right are {args.table_parts} "
+            f"from {names[0]}"
+        )
+    table = NgramTable([spans[name] for name in names])
+    needed = (NgramRows(args.ngram).n_rows, args.ple_width // args.ngram.heads)
+    if (table.n_rows, table.width) != needed:
+        raise ModelMismatch(
+            f"n-gram table is {[table.n_rows, table.width]}; this config needs {list(needed)}"
+        )
+    return table
