@@ -1,4 +1,4 @@
-"""Keep the processes of one run: start in order, restart, scale, drain, stop.
+"""Keep the processes of one run: start in order, restart, add, retire, stop.
 
 Owns the children and how the run ends. Does not know sockets (`coordinator_link`, `orders`) or what
 an operator sees (`view`): it hands out rows.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from common.config import Config
-from common.errors import BadRequest, DFlashError, NotReady
+from common.errors import DFlashError, NotReady
 from common.launcher.coordinator_link import CoordinatorLink
 from common.launcher.plan import COORDINATOR, DRAFTER, TARGET, ProcessSpec, make_spec
 from common.launcher.processes import FINAL_CODES, Child, describe_exit, error_of
@@ -24,6 +24,8 @@ from common.launcher.status import Row, join, n_in_flight
 POLL_STARTING_S: Final = 0.1
 POLL_RUNNING_S: Final = 1.0
 MAX_REPLICAS: Final = 64
+STARTING: Final = ("waiting", "starting")
+UP: Final = ("ready", "busy")
 
 
 class Supervisor:
@@ -37,15 +39,16 @@ class Supervisor:
         link: CoordinatorLink,
         on_rows: Callable[[list[Row], Mapping[str, Any]], None],
     ) -> None:
-        self._config = config
+        self.config = config
         self._run_dir = run_dir
         self._link = link
         self._on_rows = on_rows
         self._children = {spec.name: Child(spec, run_dir.logs) for spec in specs}
         self._has_coordinator = COORDINATOR in self._children
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._settled = asyncio.Event()  # nobody is starting any more
         self._end: asyncio.Future[DFlashError | None] = asyncio.get_running_loop().create_future()
-        self._changing = asyncio.Lock()  # one scale, restart or drain at a time
+        self.changing = asyncio.Lock()  # one scale, restart or drain at a time
         self._status: Mapping[str, Any] = {}
         self._n_signals = 0
         self._forced_code = 0
@@ -62,10 +65,7 @@ class Supervisor:
         Raises:
             DFlashError: the run could not start or broke.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.on_signal, number)
-        watcher = loop.create_task(self._watch())
+        watcher = asyncio.get_running_loop().create_task(self._watch())
         try:
             await self._start_all()
             error = await asyncio.shield(self._end)
@@ -77,6 +77,13 @@ class Supervisor:
         if error is not None:
             raise error
         return 0
+
+    async def wait_until_settled(self) -> bool:
+        """Wait until every process is ready or given up; False: the run ends instead."""
+        settled = asyncio.ensure_future(self._settled.wait())
+        await asyncio.wait((settled, self._end), return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        return not self._end.done()
 
     def end(self, error: DFlashError | None = None) -> None:
         """Ask the run to end; the first reason wins."""
@@ -128,7 +135,7 @@ class Supervisor:
         return child is not None and not child.is_alive
 
     async def _let_requests_finish(self) -> None:
-        limit = time.monotonic() + self._config.run.grace_s
+        limit = time.monotonic() + self.config.run.grace_s
         while time.monotonic() < limit and not self._forced_code:
             status = await self._link.status()
             if status is None or not n_in_flight(status):
@@ -197,13 +204,15 @@ class Supervisor:
             rows = self.rows()
             for row in rows:
                 child = self._children[row.name]
-                if row.state in ("ready", "busy") and child.state == "starting":
+                if row.state in UP and child.state == "starting":
                     child.state = "ready"
                     self.is_serving = self.is_serving or child.spec.role == TARGET
                 if child.state == "starting":
                     self._check_ready_time(child)
             self._on_rows(rows, self._status)
-            is_settled = all(child.state not in ("starting", "waiting") for child in self.children)
+            is_settled = self.is_serving and all(row.state not in STARTING for row in rows)
+            if is_settled:
+                self._settled.set()
             await asyncio.sleep(POLL_RUNNING_S if is_settled else POLL_STARTING_S)
 
     def _check_ready_time(self, child: Child) -> None:
@@ -224,55 +233,48 @@ class Supervisor:
         """One row per process: ours and the coordinator's view of it."""
         return join(self.children, self._status, time.monotonic())
 
-    # ------------------------------------------------------------------ orders
+    def snapshot(self) -> dict[str, Any]:
+        """What `ps` shows."""
+        return {
+            "name": self.config.run.name,
+            "run_dir": str(self._run_dir.path),
+            "state": self.state(),
+            "processes": [row.as_json() for row in self.rows()],
+            "requests": self._status.get("requests", {}),
+            "counters": self._status.get("counters", {}),
+        }
 
-    async def scale(self, role: str, n_wanted: int) -> list[str]:
-        """Start or drain processes of a role until there are `n_wanted`; the names changed."""
-        least = 1 if role == TARGET else 0
-        if role not in (TARGET, DRAFTER) or not least <= n_wanted <= MAX_REPLICAS:
-            raise BadRequest(
-                f"scale {role}={n_wanted}: use target=1..{MAX_REPLICAS} "
-                f"or drafter=0..{MAX_REPLICAS}"
-            )
-        if role == DRAFTER and self._config.model.drafter_path is None:
-            raise BadRequest("scale drafter: this run has no drafter checkpoint; start with one")
-        async with self._changing:
-            members = [child for child in self.children if child.spec.role == role]
-            extra = members[n_wanted:]
-            await asyncio.gather(*(self._retire(child) for child in extra))
-            added = [self._add(role) for _ in range(n_wanted - len(members))]
-            return [child.spec.name for child in extra] + added
+    def state(self) -> str:
+        """The run in one word: starting, ready, degraded (somebody is missing) or draining."""
+        if self._end.done():
+            return "draining"
+        if not self.is_serving:
+            return "starting"
+        return "ready" if all(row.state in UP for row in self.rows()) else "degraded"
 
-    async def restart(self, name: str) -> None:
-        """Drain one worker, end its process and start it again."""
-        child = self._worker(name)
-        async with self._changing:
-            await self._retire(child)
-            fresh = Child(child.spec, self._run_dir.logs)
-            fresh.n_restarts = child.n_restarts + 1
-            self._children[name] = fresh
-            self._keep(fresh)
+    # ------------------------------------------------------------------ changes
 
-    async def drain(self, name: str) -> None:
-        """Drain one worker and end its process for good."""
-        child = self._worker(name)
-        async with self._changing:
-            await self._retire(child)
-
-    def _add(self, role: str) -> str:
+    def add(self, role: str) -> str:
+        """Start one more process of a role; returns its name."""
         taken = set(self._children)
         index = next(i for i in range(1, MAX_REPLICAS + 1) if f"{role}.{i}" not in taken)
-        spec = make_spec(self._config, self._run_dir.path, role, index)
-        child = Child(spec, self._run_dir.logs)
-        self._children[spec.name] = child
-        self._keep(child)
+        spec = make_spec(self.config, self._run_dir.path, role, index)
+        self.start(spec)
         return spec.name
 
-    async def _retire(self, child: Child) -> None:
+    def start(self, spec: ProcessSpec, n_restarts: int = 0) -> None:
+        """Start and keep a process that is not of this run yet."""
+        child = Child(spec, self._run_dir.logs)
+        child.n_restarts = n_restarts
+        self._children[spec.name] = child
+        self._keep(child)
+
+    async def retire(self, child: Child) -> None:
+        """Drain one worker, end its process and forget it."""
         child.is_retiring = True
         if child.state == "ready":
             child.state = "draining"
-            await self._link.drain(child.spec.name, self._config.run.grace_s)
+            await self._link.drain(child.spec.name, self.config.run.grace_s)
         await child.stop()
         keeper = self._keepers.pop(child.spec.name)
         keeper.cancel()
@@ -280,10 +282,3 @@ class Supervisor:
         self._children.pop(child.spec.name, None)
         await self._link.exited(child.spec.name, "retired")
         self._write_pids()
-
-    def _worker(self, name: str) -> Child:
-        child = self._children.get(name)
-        if child is None or child.spec.role == COORDINATOR:
-            names = ", ".join(each for each in self._children if each != COORDINATOR)
-            raise BadRequest(f"{name!r} is no worker of this run; there are {names}")
-        return child

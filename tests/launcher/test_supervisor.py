@@ -15,6 +15,7 @@ from common.config import load
 from common.errors import BadRequest, DFlashError, ModelMismatch, NotReady
 from common.launcher.plan import ProcessSpec
 from common.launcher.rundir import ProcessId, claim, read_pids
+from common.launcher.scaling import restart, scale
 from common.launcher.supervisor import Supervisor
 
 SLEEP = "import time; time.sleep(60)"
@@ -204,9 +205,9 @@ def test_scale_up_starts_and_scale_down_drains_the_highest(run_dir, monkeypatch)
 
     async def story(supervisor, link, seen):
         await until(all_ready(supervisor))
-        seen["up"] = await supervisor.scale("drafter", 3)
+        seen["up"] = await scale(supervisor, "drafter", 3)
         await until(all_ready(supervisor))
-        seen["down"] = await supervisor.scale("drafter", 1)
+        seen["down"] = await scale(supervisor, "drafter", 1)
         seen["left"] = set(supervisor.alive())
 
     _, link, seen = drive(run_dir, trio(), story)
@@ -223,7 +224,7 @@ def test_scale_refuses_what_makes_no_sense(run_dir, role, n):
     async def story(supervisor, link, seen):
         await until(all_ready(supervisor))
         with pytest.raises(BadRequest, match=f"scale {role}={n}"):
-            await supervisor.scale(role, n)
+            await scale(supervisor, role, n)
 
     drive(run_dir, trio(), story)
 
@@ -234,11 +235,11 @@ def test_restart_gives_the_same_name_a_new_process(run_dir):
     async def story(supervisor, link, seen):
         await until(all_ready(supervisor))
         before = supervisor.alive()["target.1"]
-        await supervisor.restart("target.1")
+        await restart(supervisor, "target.1")
         await until(all_ready(supervisor))
         assert supervisor.alive()["target.1"] != before
         with pytest.raises(BadRequest, match="no worker"):
-            await supervisor.restart("target.7")
+            await restart(supervisor, "target.7")
 
     _, link, _ = drive(run_dir, trio(), story)
     assert link.drained == ["target.1"]

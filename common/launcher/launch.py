@@ -1,0 +1,86 @@
+"""One run inside this process: folder, supervisor, order socket and signals, up and down.
+
+Owns how they are put together, for `up`, and for the private systems of `generate`, `bench` and
+`demo`. Does not know the command line.
+Invariant: leaving `launched` leaves no process, socket or file (after a failure: the logs).
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from common.config import Resolved, environment
+from common.launcher.coordinator_link import AdminLink
+from common.launcher.orders import serve_orders
+from common.launcher.plan import ROLES, TARGET, check_models, plan
+from common.launcher.rundir import RunDir, claim
+from common.launcher.status import Row
+from common.launcher.supervisor import Supervisor
+from common.net.transport import Endpoint
+from common.net.zeromq import AsyncRouter
+from common.sdk.locate import CONTROL_SOCKET, LAUNCHER_SOCKET, Address, ipc, run_dir_of
+
+OnRows = Callable[[list[Row], Mapping[str, Any]], None]
+
+
+def ignore_rows(rows: list[Row], status: Mapping[str, Any]) -> None:
+    """An observer that looks away."""
+
+
+@contextlib.asynccontextmanager
+async def launched(
+    resolved: Resolved, roles: tuple[str, ...] = ROLES, on_rows: OnRows = ignore_rows
+) -> AsyncIterator[tuple[Supervisor, "asyncio.Task[int]", RunDir]]:
+    """Start a run; yields its supervisor, the task whose result is the exit code, its folder.
+
+    Raises:
+        AddressInUse: another launcher holds the run.
+        ConfigError: a path of the configuration is wrong.
+    """
+    config = resolved.config
+    if TARGET in roles:
+        check_models(config)
+    run_dir = claim(run_dir_of(config, environment()))
+    failed = True
+    try:
+        resolved.save_resolved(run_dir.path)
+        link = AdminLink(lambda: Address(Endpoint(ipc(run_dir.path / CONTROL_SOCKET))))
+        specs = plan(config, run_dir.path, roles)
+        supervisor = Supervisor(config, run_dir, specs, link, on_rows)
+        router = AsyncRouter()
+        router.bind(ipc(run_dir.path / LAUNCHER_SOCKET))
+        orders = asyncio.create_task(serve_orders(router, supervisor))
+        run = asyncio.create_task(supervisor.run())
+        try:
+            yield supervisor, run, run_dir
+        finally:
+            supervisor.end()
+            await asyncio.wait((run,))
+            orders.cancel()
+            await asyncio.gather(orders, return_exceptions=True)
+            router.close()
+            link.close()
+            failed = run.cancelled() or run.exception() is not None
+    finally:
+        run_dir.release(keep_logs=failed)
+
+
+@contextlib.contextmanager
+def signals_to(supervisors: Iterable[Supervisor]) -> Iterator[None]:
+    """Lead SIGINT and SIGTERM to the supervisors while the block runs."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def hand_on(number: int) -> None:
+        for supervisor in supervisors:
+            supervisor.on_signal(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, hand_on, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
