@@ -184,6 +184,15 @@ def test_a_reset_forgets_everything(drafter):
     assert (logits(drafter, context) == logits(drafter, fill(drafter, rows))).all()
 
 
+def test_a_late_start_after_a_reset_sees_no_older_row(drafter):
+    """Stops: rows from before the reset that fall into the window of the new positions."""
+    rows = features(3, seed=8)
+    context = fill(drafter, features(25))
+    context.reset(27)
+    drafter.append(context, rows, 27)
+    assert (logits(drafter, context) == logits(drafter, fill(drafter, rows, first_pos=27))).all()
+
+
 def test_a_context_without_rows_still_drafts(drafter):
     """Stops: NaN from a softmax over nothing, at the start of a session."""
     context = drafter.open("s", 100)
