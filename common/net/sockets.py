@@ -143,6 +143,7 @@ class Monitor:
     def close(self) -> None:
         """Stop watching; before the watched socket is closed."""
         self._watched.disable_monitor()
+        self.socket.close(0)
 
 
 def check_address(address: str) -> None:

@@ -1,0 +1,263 @@
+"""The shell that every worker process lives in: an I/O thread, and the compute thread's loop.
+
+Owns when an actor is called, signals, draining and the exit code. Does not know what the actor
+does. The compute thread is the one that calls `run` (MLX is used from one thread only).
+Invariant: the actor is called by the compute thread only, messages first, then deadlines, then
+background work; the process ends on Bye, after draining, on the second signal, or with its parent.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+from common.net.auth import Keys
+from common.net.handover import Handover, Inward, Stop
+from common.net.links import Lost
+from common.net.registration import CONTROL_PEER
+from common.net.transport import Actor, Endpoint, Peer
+from common.net.worker_io import WorkerIO
+from common.wire.codec import pack
+from common.wire.messages import Drain, Hello, Message, Scalar
+
+logger = logging.getLogger(__name__)
+
+SWITCH_S: Final = 5e-4  # the I/O thread gets the interpreter this soon (default 5 ms)
+MAX_WAIT_S: Final = 0.5  # looks at the state of draining at least this often
+MAX_IN_A_ROW: Final = 64  # messages before deadlines are looked at again
+JOIN_S: Final = 3.0
+GRACE_S: Final = 20.0
+
+
+class WorkerShell:
+    """Connects a worker to the coordinator and runs its actor.
+
+    Args:
+        role: "target" or "drafter".
+        name: "target.1".
+        control: the coordinator's endpoint.
+        keys: own pair; needed for every tcp endpoint.
+        hello: makes the present Hello; called on every connection, by the I/O thread.
+        data_bind: where a target's data socket listens; None for a drafter.
+        heartbeat_ms: until the coordinator's Welcome says otherwise.
+        grace_s: how long sessions may finish after the first signal.
+        parent_pid: the process to die with; 0: none.
+    """
+
+    def __init__(
+        self,
+        *,
+        role: str,
+        name: str,
+        control: Endpoint,
+        hello: Callable[[], Hello],
+        keys: Keys | None = None,
+        data_bind: str | None = None,
+        heartbeat_ms: int = 500,
+        grace_s: float = GRACE_S,
+        parent_pid: int = 0,
+    ) -> None:
+        self.role, self.name = role, name
+        self._keys, self._grace_s = keys, grace_s
+        self._actor: Actor | None = None
+        self._busy_since: float | None = time.monotonic()  # None: waiting for something to do
+        self._drain_by: float | None = None  # set by the first signal
+        self._is_draining = False
+        self._stop: Stop | None = None
+        self._handover = Handover()
+        self._io = WorkerIO(
+            self._handover,
+            control=control,
+            keys=keys,
+            hello=hello,
+            beat=self._beat,
+            heartbeat_s=heartbeat_ms / 1000,
+            data_bind=data_bind,
+            parent_pid=parent_pid,
+        )
+        self._io.start()
+
+    # ------------------------------------------------------------------ for the actor
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Hand a message over; False: the peer is gone, or far behind.
+
+        Raises:
+            WireError: the message cannot be packed.
+        """
+        return peer in self._handover.live and self._handover.post(peer, pack(message))
+
+    def dial(self, endpoint: str, server_key: str) -> Peer:
+        """Open, or reuse, the data link to a target; messages wait until it stands.
+
+        A link that does not stand in `worker_io.DIAL_S` is an `on_lost`.
+        """
+        peer = Peer(endpoint)
+        self._handover.live.add(peer)
+        self._handover.order(lambda: self._io.dial(Endpoint(endpoint, server_key)))
+        return peer
+
+    def hang_up(self, peer: Peer) -> None:
+        """Close a dialled link, after what was sent to it; no `on_lost` follows."""
+        self._handover.live.discard(peer)
+        self._handover.order(lambda: self._io.hang_up(peer.link))
+
+    # ------------------------------------------------------------------ for the service's main
+
+    @property
+    def data_endpoint(self) -> str:
+        """Where the data socket listens, with the real port; "" without one."""
+        return self._io.data_address
+
+    @property
+    def data_public_key(self) -> str:
+        """CURVE key of the data socket; "" on ipc."""
+        is_tcp = self.data_endpoint.startswith("tcp://")
+        return self._keys.public_key if self._keys is not None and is_tcp else ""
+
+    def report(self, message: Message) -> None:
+        """Tell the coordinator: Hello, Progress, Ready. Counts as progress of this thread.
+
+        Raises:
+            WireError: the message cannot be packed.
+        """
+        self._busy_since = time.monotonic()
+        pack(message)  # a slip shows here, not on the I/O thread
+        self._handover.order(lambda: self._io.registration.say(message))
+
+    def check(self) -> None:
+        """Between steps of loading: leave if the coordinator refused us or the parent is gone.
+
+        Raises:
+            SystemExit: with the exit code.
+        """
+        while self._stop is None:
+            try:
+                self._note_stop(self._handover.inbox.get_nowait())
+            except Empty:
+                return
+        raise SystemExit(self._stop.exit_code)
+
+    def run(self, actor: Actor) -> int:
+        """Drive the actor until the end of this process's work.
+
+        Returns:
+            The exit code.
+        """
+        self._actor = actor
+        sys.setswitchinterval(SWITCH_S)
+        self._install_signals()
+        has_work = True
+        while self._stop is None:
+            has_work = self._step(actor, has_work=has_work)
+            self._end_when_drained(actor)
+        logger.info("ending: %s", self._stop.reason)
+        self.close(self._stop.reason)
+        return self._stop.exit_code
+
+    def close(self, last_words: str = "closed") -> None:
+        """Say goodbye and close every socket; safe to call twice."""
+        if self._io.is_alive():
+            self._handover.order(lambda: self._io.registration.leave(last_words))
+            self._handover.order(self._io.end)
+            self._io.join(JOIN_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close("failed" if fault else "closed")
+
+    # ------------------------------------------------------------------ the compute thread
+
+    def _step(self, actor: Actor, *, has_work: bool) -> bool:
+        """Messages, then a deadline, then one piece of work; True: there is more work."""
+        self._take_messages(actor, wait_s=0.0 if has_work else self._wait_s(actor))
+        if self._stop is not None:
+            return False
+        deadline, now = actor.next_deadline(), time.monotonic()
+        if deadline is not None and now >= deadline:
+            actor.on_time(now)
+        has_more = actor.work(time.monotonic())
+        self._busy_since = time.monotonic()
+        return has_more
+
+    def _take_messages(self, actor: Actor, wait_s: float) -> None:
+        """Wait for the first message, then take those that are there."""
+        for index in range(MAX_IN_A_ROW):
+            try:
+                if index or wait_s <= 0:
+                    item = self._handover.inbox.get_nowait()
+                else:
+                    self._busy_since = None
+                    item = self._handover.inbox.get(timeout=wait_s)
+            except Empty:
+                return
+            finally:
+                self._busy_since = time.monotonic()
+            self._handle(actor, item)
+            if self._stop is not None:
+                return
+
+    def _handle(self, actor: Actor, item: Inward) -> None:
+        if isinstance(item, Stop):
+            self._note_stop(item)
+            return
+        peer, message = item
+        if isinstance(message, Lost):
+            actor.on_lost(peer, time.monotonic())
+        elif isinstance(message, Drain) and peer == CONTROL_PEER:
+            self._is_draining = True
+            self._handover.order(self._io.registration.beat_now)  # it says Bye once we are empty
+        else:
+            actor.on_message(peer, message, time.monotonic())
+
+    def _note_stop(self, item: Inward) -> None:
+        if isinstance(item, Stop):
+            self._stop = self._stop or item
+
+    def _wait_s(self, actor: Actor) -> float:
+        deadline = actor.next_deadline()
+        longest = 0.02 if self._drain_by is not None else MAX_WAIT_S
+        return longest if deadline is None else min(longest, deadline - time.monotonic())
+
+    def _end_when_drained(self, actor: Actor) -> None:
+        if self._drain_by is None or self._stop is not None:
+            return
+        if actor.heartbeat()[1] == 0:
+            self._stop = Stop(0, "drained")
+        elif time.monotonic() >= self._drain_by:
+            self._stop = Stop(0, f"{self._grace_s:g} s of grace are over")
+
+    def _install_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """First: finish what runs, then leave. Second: leave now."""
+        if self._drain_by is not None:
+            os._exit(128 + number)
+        self._drain_by = time.monotonic() + self._grace_s
+        self._handover.inbox.put((CONTROL_PEER, Drain(self.name)))  # wakes the loop as well
+
+    def _beat(self) -> tuple[str, int, float, Mapping[str, Scalar]]:
+        """State, sessions, seconds without progress, counters; called by the I/O thread."""
+        since = self._busy_since
+        age_s = 0.0 if since is None else max(0.0, time.monotonic() - since)
+        if self._actor is None:
+            return "starting", 0, age_s, self._io.counters
+        state, n_sessions, counters = self._actor.heartbeat()
+        state = "draining" if self._is_draining else state
+        return state, n_sessions, age_s, {**counters, **self._io.counters}
