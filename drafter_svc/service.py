@@ -11,12 +11,11 @@ below the end are ignored, a gap asks for the missing rows again.
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
 
 from common.errors import DFlashError
-from common.net.transport import Peer, Send
+from common.net.transport import CONTROL_LINK, Peer, Send
 from common.wire.messages import (
     Attach,
     Block,
@@ -39,16 +38,7 @@ from drafter_svc.frames import rows_of
 
 logger = logging.getLogger(__name__)
 
-CONTROL = Peer("control", b"")
-LINK_RETRY_S: Final = 0.01  # a fresh connection takes about a millisecond on one host
-LINK_PATIENCE_S: Final = 3.0  # after this the target's data socket counts as unreachable
-
-
-class Dial(Protocol):
-    """Opens, or reuses, the data link to a target."""
-
-    def __call__(self, endpoint: str, server_key: str) -> Peer:
-        """Return the peer of the link; the connection may still be under way."""
+CONTROL = Peer(CONTROL_LINK)
 
 
 @dataclass(slots=True)
@@ -59,9 +49,6 @@ class Seat:
     target: Peer
     context: Context
     has_rows: bool  # the context holds rows of this session
-    link_until: float  # when an unsent Link gives up, monotonic seconds
-    is_linked: bool = False  # the target has been sent Link
-    retry_at: float = 0.0  # when an unsent Link is tried again
     asked_from: int = -1  # position of the last Resync not yet answered, else -1
     held: Draft | None = None  # waits for its context
     held_until: float = 0.0
@@ -73,10 +60,11 @@ class DrafterService:
     Args:
         drafter: loaded and warmed up.
         send: hands a message to the I/O thread; False when the peer is gone.
-        dial: opens the data link to a target.
+        dial: opens, or reuses, the data link to a target: endpoint and server key to peer;
+            what is sent meanwhile waits until the link stands.
     """
 
-    def __init__(self, drafter: Drafter, send: Send, dial: Dial) -> None:
+    def __init__(self, drafter: Drafter, send: Send, dial: Callable[[str, str], Peer]) -> None:
         self._drafter = drafter
         self._send = send
         self._dial = dial
@@ -89,7 +77,7 @@ class DrafterService:
         """Handle one message; a fault costs a draft, never the process."""
         match message:
             case Attach():
-                self._attach(message, now)
+                self._attach(message)
             case Draft():
                 self._draft(message, now)
             case Features():
@@ -115,19 +103,16 @@ class DrafterService:
         return False
 
     def next_deadline(self) -> float | None:
-        """When the earliest held draft or unsent Link must be looked at, in monotonic seconds."""
+        """When the earliest held draft gives up, in monotonic seconds."""
         held = [seat.held_until for seat in self._seats.values() if seat.held is not None]
-        unsent = [seat.retry_at for seat in self._seats.values() if not seat.is_linked]
-        return min([*held, *unsent], default=None)
+        return min(held, default=None)
 
     def on_time(self, now: float) -> None:
-        """Give up held drafts whose deadline passed, and try unsent Links again."""
-        for name, seat in list(self._seats.items()):
+        """Give up held drafts whose deadline passed."""
+        for seat in self._seats.values():
             if seat.held is not None and seat.held_until <= now:
                 key, seat.held = seat.held.key, None
                 self._fail(key, "no_context")
-            if not seat.is_linked and seat.retry_at <= now:
-                self._try_link(name, seat, now)
 
     def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
         """State, sessions held and counters."""
@@ -135,7 +120,7 @@ class DrafterService:
 
     # ------------------------------------------------------------------ sessions and links
 
-    def _attach(self, order: Attach, now: float) -> None:
+    def _attach(self, order: Attach) -> None:
         known = self._seats.get(order.session)
         if known is not None and known.attach.epoch == order.epoch:
             # A new link, the same history: only what is missing is fed.
@@ -144,19 +129,9 @@ class DrafterService:
             context = self._drafter.open(order.session, self._drafter.card.context_len)
             has_rows = False
         target = self._dial(order.endpoint, order.server_key)
-        seat = Seat(order, target, context, has_rows, link_until=now + LINK_PATIENCE_S)
-        self._seats[order.session] = seat
-        self._try_link(order.session, seat, now)
-
-    def _try_link(self, name: str, seat: Seat, now: float) -> None:
-        order = seat.attach
-        hello = Link(order.session, order.epoch, order.ticket, seat.context.end)
-        if self._send(seat.target, hello):
-            seat.is_linked = True
-            return
-        seat.retry_at = now + LINK_RETRY_S
-        if now >= seat.link_until:
-            self._lose(name, f"no connection to {order.endpoint} within {LINK_PATIENCE_S:g} s")
+        self._seats[order.session] = Seat(order, target, context, has_rows)
+        if not self._send(target, Link(order.session, order.epoch, order.ticket, context.end)):
+            self._lose(order.session, f"no link to {order.endpoint}")
 
     def _refused(self, answer: LinkRefused) -> None:
         seat = self._seats.get(answer.session)

@@ -11,12 +11,12 @@ from collections import Counter
 
 import mlx.core as mx
 
-from common.net.transport import Peer, Send
+from common.net.transport import CONTROL_LINK, Peer, Send
 from common.wire.messages import Features, Link, LinkLost, LinkRefused, Renew, Resync
 from target_svc.frames import rows_tensor
 from target_svc.seat import Seat
 
-CONTROL = Peer("control", b"")
+CONTROL = Peer(CONTROL_LINK)
 
 
 class FeatureLinks:

@@ -76,7 +76,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Worker, client or launcher -> coordinator, first on every connection. Answer: Welcome or Reject."""
+    """Any peer -> coordinator, first on every connection. Answer: Welcome or Reject."""
 
     role: str  # "target" | "drafter" | "client" | "admin"
     name: str  # "target.1"; free text for clients
@@ -89,7 +89,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator -> peer: registered. `nonce` names this registration; a reconnect needs a new Hello."""
+    """Coordinator -> peer: registered; a connection that comes back needs a new Hello."""
 
     nonce: str
     heartbeat_ms: int
@@ -117,11 +117,11 @@ class Ready:
     """Worker -> coordinator: may be given work."""
 
     capacity: int  # sessions at once
-    ladder_ms: tuple[float, ...] = ()  # target: measured verify ms for rows 1, 2, ..; drafter: draft ms
+    ladder_ms: tuple[float, ...] = ()  # target: measured verify ms for rows 1, 2, ..
     data_endpoint: str = ""  # target: where drafters connect
     data_public_key: str = ""  # target: CURVE key of the data socket, Z85; empty on ipc
     device: str = ""  # "cpu", "metal", "cuda", for `ps`
-    notes: Mapping[str, Scalar] = field(default_factory=dict)  # blas, threads, build mode: for `ps` and `bench`
+    notes: Mapping[str, Scalar] = field(default_factory=dict)  # blas, threads: for `ps` and `bench`
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Admin -> coordinator, coordinator -> worker: finish what runs, take nothing new. Answer: Drained."""
+    """Admin -> coordinator -> worker: finish what runs, take nothing new. Answer: Drained."""
 
     name: str  # worker name
 
@@ -161,7 +161,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Client -> coordinator: one request. Answers: Accepted, then Tokens.., then Done; or Failed."""
+    """Client -> coordinator: one request. Answers: Accepted, Tokens.., Done; or Failed."""
 
     request: str  # the client's own id, unique on its connection
     prompt: Tensor  # uint8 [bytes]: UTF-8 text; int32 [N]: token ids
@@ -232,7 +232,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Coordinator -> target: start a session and prefill. Answers: Opened, PrefillProgress.., Prefilled."""
+    """Coordinator -> target: start a session. Answers: Opened, PrefillProgress.., Prefilled."""
 
     session: str
     epoch: int
@@ -310,7 +310,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Coordinator -> drafter: propose n_drafts tokens after the anchor. Answer: Drafted or DraftFailed."""
+    """Coordinator -> drafter: propose drafts for one round. Answer: Drafted or DraftFailed."""
 
     key: RoundKey
     n_drafts: int  # 1..B-1
