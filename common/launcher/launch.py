@@ -7,11 +7,15 @@ Invariant: leaving `launched` leaves no process, socket or file (after a failure
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from common.config import Resolved, environment
+from common.errors import PeerError
 from common.launcher.coordinator_link import AdminLink
 from common.launcher.orders import serve_orders
 from common.launcher.plan import ROLES, TARGET, check_models, plan
@@ -22,6 +26,7 @@ from common.net.transport import Endpoint
 from common.net.zeromq import AsyncRouter
 from common.sdk.locate import CONTROL_SOCKET, LAUNCHER_SOCKET, Address, ipc, run_dir_of
 
+T = TypeVar("T")
 OnRows = Callable[[list[Row], Mapping[str, Any]], None]
 
 
@@ -84,3 +89,40 @@ def signals_to(supervisors: Iterable[Supervisor]) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def with_system(
+    resolved: Resolved, work: Callable[[Path], T], on_rows: OnRows = ignore_rows
+) -> T | None:
+    """Start a private system, do blocking work against it in a thread, stop it.
+
+    Args:
+        resolved: its configuration; the name must be free.
+        work: called with the run folder once every process is ready.
+        on_rows: sees the start-up.
+
+    Returns:
+        What `work` returned, or None when a signal came first.
+
+    Raises:
+        DFlashError: the system did not start or broke, or `work` failed.
+    """
+    async with launched(resolved, on_rows=on_rows) as (supervisor, run, run_dir):
+        with signals_to([supervisor]):
+            if not await supervisor.wait_until_settled():
+                await run
+                return None
+            try:
+                return await asyncio.to_thread(work, run_dir.path)
+            except PeerError:
+                if supervisor.n_signals:
+                    return None
+                if run.done():
+                    await run  # raises the reason
+                raise
+
+
+def private(resolved: Resolved, purpose: str, **changes: Any) -> Resolved:
+    """The same configuration under a name of its own, so that it meets no other run."""
+    run = replace(resolved.config.run, name=f"{purpose}-{os.getpid()}", run_dir="", grace_s=0.0)
+    return Resolved(replace(resolved.config, run=run, **changes), resolved.origins)

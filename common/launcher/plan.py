@@ -111,13 +111,17 @@ def blas_threads(config: Config, role: str, n_cores: int | None = None) -> int:
     return max(1, cores // max(1, replicas(config, role)))
 
 
-def _environ(config: Config, role: str) -> dict[str, str]:
+def python_environ() -> dict[str, str]:
+    """What every Python child needs: to find our packages, and to write without delay."""
     path = os.pathsep.join(filter(None, (str(SOURCE_ROOT), environment().get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _environ(config: Config, role: str) -> dict[str, str]:
     return {
+        **python_environ(),
         "OPENBLAS_NUM_THREADS": str(blas_threads(config, role)),
         "OPENBLAS_THREAD_TIMEOUT": str(BLAS_SPIN_EXPONENT),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": path,
     }
 
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from common.config import environment
-from common.errors import AddressInUse, ConfigError, DFlashError, KeyFault, ModelMismatch
+from common.errors import (
+    AddressInUse,
+    ConfigError,
+    DFlashError,
+    KeyFault,
+    ModelMismatch,
+    NotReady,
+)
 from common.launcher.plan import ProcessSpec
 from common.launcher.restart import RestartRecord
 from common.launcher.rundir import ProcessId
@@ -94,16 +101,21 @@ class Child:
             await self.wait()
 
     def error_line(self) -> str:
-        """The last error that its log holds, without time and name; else its last line."""
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        errors = [line for line in lines if "| error " in line]
-        last = errors[-1].split("| error ", 1)[1] if errors else next(reversed(lines), "")
-        return last.strip()
+        """The last error that its log holds; else its last line."""
+        return last_error_line(self.log_path)
+
+
+def last_error_line(path: Path) -> str:
+    """The last error in a log file, without time and name; else the last line."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if "| error " in line]
+    last = errors[-1].split("| error ", 1)[1] if errors else next(reversed(lines), "")
+    return last.strip()
 
 
 def describe_exit(status: int) -> str:
@@ -118,4 +130,4 @@ def describe_exit(status: int) -> str:
 
 def error_of(status: int, message: str) -> DFlashError:
     """The typed error behind a child's exit status; the run ends with the same code."""
-    return FINAL_CODES.get(status, DFlashError)(message)
+    return (FINAL_CODES | {NotReady.exit_code: NotReady}).get(status, DFlashError)(message)

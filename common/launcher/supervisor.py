@@ -50,7 +50,7 @@ class Supervisor:
         self._end: asyncio.Future[DFlashError | None] = asyncio.get_running_loop().create_future()
         self.changing = asyncio.Lock()  # one scale, restart or drain at a time
         self._status: Mapping[str, Any] = {}
-        self._n_signals = 0
+        self.n_signals = 0
         self._forced_code = 0
         self.is_serving = False  # a target has been ready once
 
@@ -92,9 +92,9 @@ class Supervisor:
 
     def on_signal(self, number: int) -> None:
         """The first signal drains, the second terminates at once."""
-        self._n_signals += 1
+        self.n_signals += 1
         self.end()
-        if self._n_signals > 1:
+        if self.n_signals > 1:
             self._forced_code = 128 + number
             for child in self._children.values():
                 child.signal(signal.SIGKILL)

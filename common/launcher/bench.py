@@ -1,0 +1,8 @@
+"""bench."""
+
+import click
+
+
+@click.command("bench")
+def command() -> None:
+    """Bench."""

@@ -1,0 +1,8 @@
+"""demo."""
+
+import click
+
+
+@click.command("demo")
+def command() -> None:
+    """Demo."""

@@ -1,0 +1,8 @@
+"""doctor."""
+
+import click
+
+
+@click.command("doctor")
+def command() -> None:
+    """Doctor."""
