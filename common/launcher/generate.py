@@ -15,7 +15,7 @@ from common.config import Resolved, environment
 from common.errors import BadRequest, ConfigError
 from common.launcher.launch import OnRows, ignore_rows, private, with_system
 from common.launcher.view import StartupView, summary, wants_colour, write_tokens
-from common.sdk import Client, Completion, TokenEvent
+from common.sdk import Client, Completion, EndEvent, TokenEvent
 from common.sdk.client import Options
 from common.sdk.locate import CONTROL_SOCKET, ipc, run_dir_of
 from common.sdk.request import make_request
@@ -89,7 +89,7 @@ def stream_reply(
     """Write a reply as it comes; returns the whole of it."""
     with client.stream(prompt, **options) as stream:
         for event in stream:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenEvent | EndEvent):
                 write_tokens(event, out, colour=colour)
         return stream.completion
 

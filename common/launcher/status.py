@@ -30,6 +30,7 @@ class Row:
     rss_bytes: int = 0
     age_ms: float = 0.0  # since it was last heard
     last_error: str = ""
+    counters: Mapping[str, Any] = field(default_factory=dict)  # of the worker, since it started
     notes: Mapping[str, Any] = field(default_factory=dict)  # blas, threads, ..
 
     def as_json(self) -> dict[str, Any]:
@@ -93,5 +94,6 @@ def _row(child: Watched, heard: Mapping[str, Any], now: float) -> Row:
         rss_bytes=int(said.get("rss_bytes", 0)),
         age_ms=round(float(said.get("age_ms", 0.0)), 1),
         last_error=child.last_error,
+        counters=dict(said.get("counters", {})),
         notes=dict(said.get("notes", {})),
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from common.config import environment
 from common.launcher.status import Row
-from common.sdk import TokenEvent
+from common.sdk import EndEvent, TokenEvent
 
 ACCEPTED_COLOUR: Final = "green"  # accepted drafts; the target's own tokens stay plain
 STEPS: Final = 4  # a phase is reported at every quarter
@@ -108,9 +108,9 @@ def show(table: Table, stream: TextIO | None = None) -> None:
     console.print(table)
 
 
-def write_tokens(event: TokenEvent, stream: TextIO, *, colour: bool) -> None:
+def write_tokens(event: TokenEvent | EndEvent, stream: TextIO, *, colour: bool) -> None:
     """Write the text of an event; accepted drafts in colour, the target's own tokens plain."""
-    if not event.pieces or not colour:
+    if isinstance(event, EndEvent) or not colour:
         stream.write(event.text)
     else:
         drafted = "".join(event.pieces[: event.n_accepted])

@@ -17,7 +17,7 @@ from common.errors import (
 )
 from common.sdk.aio import AsyncClient, AsyncStream
 from common.sdk.client import Client, Stream
-from common.sdk.stream import Completion, ProgressEvent, TokenEvent
+from common.sdk.stream import Completion, EndEvent, ProgressEvent, TokenEvent
 
 __all__ = [
     "AsyncClient",
@@ -29,6 +29,7 @@ __all__ = [
     "Completion",
     "DFlashError",
     "DeadlineExceeded",
+    "EndEvent",
     "PeerLost",
     "PeerSilent",
     "ProgressEvent",

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from common.errors import DFlashError, PeerSilent, WireError
-from common.net.transport import Endpoint
 from common.net.zeromq import AsyncClientLink
 from common.sdk.client import STATUS_S, Options
-from common.sdk.locate import Address, find
+from common.sdk.locate import locate
 from common.sdk.request import HELLO_S, Request, check_welcome, client_hello, make_request
 from common.sdk.stream import Completion, Event, StreamState, parse_status
 from common.wire.messages import Cancel, Message, Status, StatusRequest
@@ -26,9 +25,16 @@ class AsyncClient:
     """A client of a running system, for asyncio; arguments as for `Client`."""
 
     def __init__(
-        self, name: str | None = None, *, file: Path | None = None, endpoint: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        run_dir: Path | None = None,
+        file: Path | None = None,
+        endpoint: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        self._address = Address(Endpoint(endpoint)) if endpoint else find(name, file)
+        self._address = locate(name, run_dir, file, endpoint)
+        self._timeout_s = timeout_s
         self._idle: list[AsyncClientLink] = []
         self._is_closed = False
 
@@ -53,6 +59,7 @@ class AsyncClient:
         **options: Unpack[Options],
     ) -> "AsyncStream":
         """As `Client.stream`; the request is sent when the iteration begins."""
+        options.setdefault("timeout_s", self._timeout_s)
         return AsyncStream(self, make_request(prompt, prompt_ids, **options))
 
     async def status(self) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from common.errors import DFlashError, PeerSilent, WireError
-from common.net.transport import Endpoint
 from common.net.zeromq import ClientLink
-from common.sdk.locate import Address, find
+from common.sdk.locate import locate
 from common.sdk.request import HELLO_S, Request, check_welcome, client_hello, make_request
 from common.sdk.stream import Completion, Event, StreamState, parse_status
 from common.wire.messages import Cancel, Message, Status, StatusRequest
@@ -43,8 +42,10 @@ class Client:
 
     Args:
         name: of a run on this machine; None: the one that the environment names, else `default`.
+        run_dir: a run folder instead of a name.
         file: a TOML file whose `net.control` and `keys` lead to another machine.
         endpoint: an explicit address, such as `ipc:///run/.../control.sock`, instead of a name.
+        timeout_s: deadline of every request that gives none of its own.
 
     Example:
         >>> with Client() as client:  # doctest: +SKIP
@@ -52,9 +53,16 @@ class Client:
     """
 
     def __init__(
-        self, name: str | None = None, *, file: Path | None = None, endpoint: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        run_dir: Path | None = None,
+        file: Path | None = None,
+        endpoint: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
-        self._address = Address(Endpoint(endpoint)) if endpoint else find(name, file)
+        self._address = locate(name, run_dir, file, endpoint)
+        self._timeout_s = timeout_s
         self._idle: list[ClientLink] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -92,8 +100,8 @@ class Client:
         **options: Unpack[Options],
     ) -> "Stream":
         """Generate and yield events as they come; leaving the loop early cancels."""
-        request = make_request(prompt, prompt_ids, **options)
-        return Stream(self, request)
+        options.setdefault("timeout_s", self._timeout_s)
+        return Stream(self, make_request(prompt, prompt_ids, **options))
 
     def status(self) -> dict[str, Any]:
         """What runs and how it does, as the coordinator sees it."""

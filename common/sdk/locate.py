@@ -48,31 +48,41 @@ def run_dir_of(config: Config, environ: Mapping[str, str]) -> Path:
     return Path(tempfile.gettempdir()) / f"dflash-up-{os.getuid()}" / name
 
 
-def find(name: str | None = None, file: Path | None = None, role: str = "client") -> Address:
+def locate(
+    name: str | None = None,
+    run_dir: Path | None = None,
+    file: Path | None = None,
+    endpoint: str | None = None,
+    role: str = "client",
+) -> Address:
     """The coordinator of a running system.
 
     Args:
         name: of the run; None: what the environment says, else `default`.
+        run_dir: a run folder instead of a name.
         file: a configuration whose `net.control` is used when no such run is on this machine.
+        endpoint: an explicit address instead of all that.
         role: names the key pair for tcp, unless `keys.name` does.
 
     Raises:
         PeerLost: no such system runs here, and no tcp endpoint is configured.
         KeyFault: the keys for tcp are missing.
     """
+    if endpoint is not None and endpoint.startswith("ipc://"):
+        return Address(Endpoint(endpoint))
     environ = environment()
-    config = load(file, {"run.name": name}, environ).config
-    run_dir = run_dir_of(config, environ)
-    if (run_dir / CONTROL_SOCKET).exists():
-        return Address(Endpoint(ipc(run_dir / CONTROL_SOCKET)))
+    flags = {"run.name": name, "run.run_dir": run_dir and str(run_dir), "net.control": endpoint}
+    config = load(file, flags, environ).config
+    folder = run_dir_of(config, environ)
+    if endpoint is None and (folder / CONTROL_SOCKET).exists():
+        return Address(Endpoint(ipc(folder / CONTROL_SOCKET)))
     if not config.net.control:
         raise PeerLost(
-            f"no system named {config.run.name!r} runs here ({run_dir}); "
+            f"no system named {config.run.name!r} runs here ({folder}); "
             "start one with `dflash-up up`"
         )
-    folder = config.keys.folder
-    keys = load_keys(folder, config.keys.name or role)
-    return Address(Endpoint(config.net.control, server_key(folder)), keys)
+    keys = load_keys(config.keys.folder, config.keys.name or role)
+    return Address(Endpoint(config.net.control, server_key(config.keys.folder)), keys)
 
 
 def ipc(path: Path) -> str:

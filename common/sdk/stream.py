@@ -40,13 +40,22 @@ class TokenEvent:
     """Newly committed tokens, in order, each index exactly once."""
 
     index: int  # index of ids[0] among the generated tokens
-    ids: tuple[int, ...]  # empty only in the last event, which carries the rest of the text
+    ids: tuple[int, ...]
     pieces: tuple[str, ...]  # one text piece per id
     n_accepted: int  # the first n_accepted ids were drafts, the rest is the target's own
     text: str  # the pieces joined
 
 
-Event = ProgressEvent | TokenEvent
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The last event of a request that was completed."""
+
+    text: str  # what the detokenizer still held back; mostly ""
+    finish_reason: str  # "stop" | "length"
+    stats: Mapping[str, Any]  # as in `Completion`
+
+
+Event = ProgressEvent | TokenEvent | EndEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ class StreamState:
         text = "".join(message.pieces)
         return TokenEvent(have, message.ids, message.pieces, message.n_accepted, text)
 
-    def _on_done(self, message: Done) -> TokenEvent | None:
+    def _on_done(self, message: Done) -> EndEvent:
         if message.n_tokens != len(self.token_ids):
             raise WireError(
                 f"Done.n_tokens: expected {len(self.token_ids)}, the tokens that came, "
@@ -191,9 +200,7 @@ class StreamState:
             seed=self.seed,
             stats=self._stats(message.stats),
         )
-        if not message.tail:
-            return None
-        return TokenEvent(len(self.token_ids), (), (), 0, message.tail)
+        return EndEvent(message.tail, message.finish_reason, self.completion.stats)
 
     def _stats(self, body: str) -> dict[str, Any]:
         """The coordinator's statistics; the times it left out are taken from arrivals here."""

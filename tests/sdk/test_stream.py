@@ -55,7 +55,7 @@ def test_done_carries_text_tail_seed_and_statistics():
     stream.on_message(tokens(0, 5), now=1.0)
     stream.on_message(tokens(1, 6, 7), now=3.0)
     last = stream.on_message(done(3, tail="!", stats=json.dumps({"rounds": 2})), now=3.0)
-    assert last == TokenEvent(3, (), (), 0, "!")
+    assert (last.text, last.finish_reason) == ("!", "length")
     completion = stream.completion
     assert completion.text == "<5><6><7>!"
     assert completion.seed == 42
