@@ -28,6 +28,8 @@ class TargetCosts:
     Args:
         ladder_ms: verify milliseconds for rows 1, 2, .. as the target measured them; empty for
             the published shape.
+        calibration: of the drafter's confidences; None: one of its own. Targets of one model and
+            one drafter share it.
 
     Raises:
         ConfigError: a measured time is not finite and positive.
@@ -37,14 +39,16 @@ class TargetCosts:
         budget: what drafting lost over the last rounds of all requests.
     """
 
-    def __init__(self, ladder_ms: Sequence[float] = ()) -> None:
+    def __init__(
+        self, ladder_ms: Sequence[float] = (), calibration: Calibration | None = None
+    ) -> None:
         self._shape = CostLadder.measured(ladder_ms) if ladder_ms else CostLadder.prior()
         self._seeds: list[float] = [self._shape.plain_ms] if ladder_ms else []
         self._plain = PlainCost(self._shape.plain_ms if ladder_ms else PRIOR_PLAIN_MS)
         self._ladder = self._shape.scaled(self._plain.ms)
         self._rounds_unconfirmed = STALE_ROUNDS
         self._draft_ms: np.float32 | None = None
-        self.calibration = Calibration()
+        self.calibration = calibration or Calibration()
         self.budget = LossBudget()
 
     @property

@@ -1,0 +1,355 @@
+"""The requests that run or wait: which worker serves which, and carrying out what machines order.
+
+Owns the running requests, their places at workers and the queue. Does not know registrations,
+roles or how a message leaves: `post` takes it. Times are passed in.
+Invariant: a session name leads to one request, and to the workers that hold it now.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from common.config import CoordinatorConfig, PolicyConfig
+from common.coordinator.admission import MAX_WAIT_S, Queue
+from common.coordinator.events import (
+    Command,
+    DeadlineReached,
+    DrafterAssigned,
+    DrafterLost,
+    DraftTook,
+    Ended,
+    Event,
+    LeaveDrafter,
+    LeaveTarget,
+    Phase,
+    Placed,
+    Request,
+    RoundDone,
+    Scene,
+    Stopped,
+    StrikeDrafter,
+    TargetLost,
+    TargetStuck,
+    ToClient,
+    ToDrafter,
+    ToTarget,
+    WantTarget,
+)
+from common.coordinator.machine import RequestMachine
+from common.coordinator.registry import Registry, Worker
+from common.coordinator.waits import Limits
+from common.errors import Busy, Cancelled, DeadlineExceeded
+from common.metrics import Metrics
+from common.policy.policy import Adaptive, Fixed, Off, RoundPolicy
+from common.wire.messages import LinkLost, Message
+from common.wire.roles import DRAFTER, TARGET
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[str, Message], None]
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One request and the workers that hold it."""
+
+    machine: RequestMachine
+    target: Worker | None = None
+    drafter: Worker | None = None
+
+    @property
+    def expires_at(self) -> float:
+        """When it ends whatever happens, in monotonic seconds."""
+        request = self.machine.request
+        ends = math.inf if request.expires_at is None else request.expires_at
+        is_new = self.machine.phase is Phase.WAITING and not self.machine.reply.ids
+        return min(ends, request.submitted_at + MAX_WAIT_S) if is_new else ends
+
+
+class Requests:
+    """All requests of the coordinator.
+
+    Args:
+        config: limits.
+        policy: how rows are chosen.
+        registry: the workers.
+        metrics: what is counted.
+        new_ticket: makes an unguessable word for a data link.
+        post: takes a message for a peer.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        policy: PolicyConfig,
+        registry: Registry,
+        metrics: Metrics,
+        new_ticket: Callable[[], str],
+        post: Post,
+    ) -> None:
+        self._policy = policy
+        self._registry = registry
+        self._metrics = metrics
+        self._new_ticket = new_ticket
+        self._post = post
+        self._limits = Limits(
+            prefill_s=config.prefill_budget_ms / 1e3,
+            verify_s=config.verify_budget_ms / 1e3,
+            max_replays=config.max_replays,
+        )
+        self._queue = Queue(config.max_queue)
+        self._running: dict[int, Running] = {}
+        self._sessions: dict[str, Running] = {}
+        self._names: dict[tuple[str, str], Running] = {}
+        self._ended: Counter[str] = Counter()
+        self._stuck: list[tuple[Worker, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a target."""
+        return len(self._queue)
+
+    def counters(self) -> dict[str, int]:
+        """Requests by how they ended."""
+        return dict(self._ended)
+
+    def has(self, client: str, name: str) -> bool:
+        """Whether a client's request runs or waits."""
+        return (client, name) in self._names
+
+    # ------------------------------------------------------------------ events
+
+    def submit(self, request: Request, now: float) -> int:
+        """Take a request in; `settle` places it.
+
+        Returns:
+            How many wait before it.
+
+        Raises:
+            Busy: the queue is full and no target has room; nothing changed.
+        """
+        n_before = 0
+        is_placeable = not len(self._queue) and self._registry.pick(TARGET, now) is not None
+        if is_placeable:
+            self._queue.put_first(request.number)
+        else:
+            n_before = self._queue.put(request.number, request.client, self._registry.capacity())
+        running = Running(RequestMachine(request, self._limits, self._new_ticket))
+        self._running[request.number] = running
+        self._names[request.client, request.name] = running
+        return n_before
+
+    def on_session(self, worker: Worker, session: str, event: Event, now: float) -> bool:
+        """Pass a worker's word on to its request; False: the worker does not hold this session."""
+        running = self._sessions.get(session)
+        if running is None or worker not in (running.target, running.drafter):
+            return False
+        n_stale = running.machine.n_stale
+        self._feed(running, event, now)
+        if running.machine.n_stale > n_stale:
+            self._metrics.count("dflash_stale")
+        return True
+
+    def on_link_lost(self, worker: Worker, message: LinkLost, now: float) -> None:
+        """A data link is gone; what names an old ticket is dropped."""
+        running = self._sessions.get(message.session)
+        if running is None or worker not in (running.target, running.drafter):
+            return
+        if running.machine.attachment.ticket == message.ticket:
+            self._feed(running, running.machine.link_lost(message.reason), now)
+
+    def stop(self, client: str, name: str, now: float) -> None:
+        """A client cancels one request; an unknown one is none any more."""
+        running = self._names.get((client, name))
+        if running is not None:
+            self._feed(running, Stopped(Cancelled.code, f"request {name}: cancelled"), now)
+
+    def client_lost(self, client: str, now: float) -> None:
+        """Nobody will read the answers."""
+        for running in self._of(lambda one: one.machine.request.client == client):
+            self._feed(running, Stopped(Cancelled.code, "the client is gone"), now)
+
+    def stop_all(self, code: str, message: str, now: float) -> None:
+        """End everything."""
+        for running in self._of(lambda _: True):
+            self._feed(running, Stopped(code, message), now)
+
+    def worker_lost(self, worker: Worker, reason: str, now: float) -> None:
+        """A worker is no longer registered."""
+        for running in self._of(lambda one: one.drafter is worker):
+            self._feed(running, DrafterLost(reason), now)
+        can_replay = self._registry.may_serve(now)
+        for running in self._of(lambda one: one.target is worker):
+            event = TargetLost(f"{worker.name}: {reason}", can_replay)
+            self._feed(running, event, now)
+
+    def leave_drafter(self, worker: Worker, now: float) -> None:
+        """A drafter takes nothing more: its sessions go on with another one, or without."""
+        for running in self._of(lambda one: one.drafter is worker):
+            self._feed(running, DrafterLost("draining"), now)
+
+    # ------------------------------------------------------------------ time
+
+    def next_deadline(self) -> float | None:
+        """When `on_time` is wanted, in monotonic seconds."""
+        dues = [running.expires_at for running in self._running.values()]
+        dues += [r.machine.due for r in self._running.values() if r.machine.due is not None]
+        due = min(dues, default=math.inf)
+        return None if math.isinf(due) else due
+
+    def on_time(self, now: float) -> None:
+        """Look at every request whose time has come."""
+        for running in self._of(lambda one: now >= one.expires_at):
+            self._feed(running, self._expired(running.machine.request, now), now)
+        for running in self._of(lambda one: one.machine.due is not None):
+            due = running.machine.due
+            if due is not None and now >= due:
+                self._feed(running, DeadlineReached(), now)
+
+    def _expired(self, request: Request, now: float) -> Stopped:
+        waited_s = now - request.submitted_at
+        if request.expires_at is not None and now >= request.expires_at:
+            text = f"request {request.name}: not done after {waited_s:.3f} s, its deadline"
+            return Stopped(DeadlineExceeded.code, text)
+        text = f"request {request.name}: no target was free within {waited_s:.0f} s; try again"
+        return Stopped(Busy.code, text)
+
+    def take_stuck(self) -> list[tuple[Worker, str]]:
+        """Targets that a request found stuck since the last call, with the reason."""
+        found, self._stuck = self._stuck, []
+        return found
+
+    # ------------------------------------------------------------------ places
+
+    def settle(self, now: float) -> None:
+        """Give free places to those who want them."""
+        while len(self._queue):
+            target = self._registry.pick(TARGET, now)
+            if target is None:
+                break
+            number = self._queue.take()
+            if number is not None:
+                self._place(self._running[number], target, now)
+        for running in self._of(lambda one: one.machine.wants_drafter(now)):
+            drafter = self._registry.pick(DRAFTER, now)
+            if drafter is None:
+                break
+            self._assign(running, drafter, now)
+
+    def _place(self, running: Running, target: Worker, now: float) -> None:
+        running.target = target
+        request = running.machine.request
+        has_drafter = target.hello.card is None or target.block_size >= 2
+        has_taps = request.draft and has_drafter and self._policy.mode != "off"
+        policy = self._policy_of(request, target) if has_taps else Off()
+        self._feed(running, Placed(policy, has_taps), now)
+
+    def _policy_of(self, request: Request, target: Worker) -> RoundPolicy:
+        if self._policy.mode == "fixed" or target.costs is None:
+            return Fixed()
+        is_width_free = request.sampling.acceptance != "residual"
+        return Adaptive(target.costs, is_width_free=is_width_free)
+
+    def _assign(self, running: Running, drafter: Worker, now: float) -> None:
+        target = running.target
+        block_size = drafter.block_size or (target.block_size if target else 0)
+        if target is None or target.ready is None or block_size < 2:
+            return
+        running.drafter = drafter
+        drafter.sessions.add(running.machine.session)
+        endpoint, key = target.ready.data_endpoint, target.ready.data_public_key
+        self._feed(running, DrafterAssigned(endpoint, key, block_size), now)
+
+    # ------------------------------------------------------------------ commands
+
+    def _feed(self, running: Running, event: Event, now: float) -> None:
+        before = running.machine.session
+        commands = running.machine.handle(event, now, self._scene(running, now))
+        session = running.machine.session
+        if session != before and session and running.target is not None:
+            self._sessions[session] = running
+            running.target.sessions.add(session)
+        for command in commands:
+            self._execute(running, command, before or session, now)
+
+    def _scene(self, running: Running, now: float) -> Scene:
+        drafter = running.drafter
+        return Scene(
+            is_solo=running.target is None or len(running.target.sessions) <= 1,
+            can_draft=drafter is not None and not drafter.is_quarantined(now),
+            draft_deadline_s=self._registry.draft_deadline_s(drafter),
+        )
+
+    def _execute(self, running: Running, command: Command, session: str, now: float) -> None:
+        match command:
+            case ToTarget(message):
+                self._post_to(running.target, message)
+            case ToDrafter(message):
+                self._post_to(running.drafter, message)
+            case ToClient(message):
+                self._post(running.machine.request.client, message)
+            case LeaveDrafter():
+                _discard(running.drafter, session)
+                running.drafter = None
+            case LeaveTarget():
+                _discard(running.target, session)
+                self._sessions.pop(session, None)
+                running.target = None
+            case DraftTook(ms):
+                if running.drafter is not None:
+                    self._registry.draft_took(running.drafter, ms, is_in_time=True)
+            case StrikeDrafter(reason):
+                if running.drafter is not None:
+                    self._registry.strike(running.drafter, reason, now)
+            case TargetStuck(reason):
+                if running.target is not None:
+                    self._stuck.append((running.target, reason))
+            case WantTarget():
+                self._queue.put_first(running.machine.request.number)
+            case RoundDone():
+                self._count_round(command)
+            case Ended(result):
+                self._end(running, result, now)
+            case _:
+                assert_never(command)
+
+    def _post_to(self, worker: Worker | None, message: Message) -> None:
+        if worker is not None:
+            self._post(worker.peer, message)
+
+    def _count_round(self, done: RoundDone) -> None:
+        metrics = self._metrics
+        metrics.count("dflash_rounds", result="drafted" if done.rows > 1 else "plain")
+        metrics.count("dflash_tokens", done.n_tokens)
+        metrics.count("dflash_draft_tokens", done.rows - 1)
+        metrics.count("dflash_accepted_tokens", done.n_accepted)
+        metrics.count("dflash_near_ties", done.near_ties)
+        metrics.observe("dflash_round_seconds", done.verify_s, part="verify")
+        if done.draft_s > 0:
+            metrics.observe("dflash_round_seconds", done.draft_s, part="draft")
+
+    def _end(self, running: Running, result: str, now: float) -> None:
+        request = running.machine.request
+        self._running.pop(request.number, None)
+        self._names.pop((request.client, request.name), None)
+        self._queue.remove(request.number)
+        self._ended[result] += 1
+        self._metrics.count("dflash_requests", result=result)
+        if result in ("stop", "length"):
+            self._queue.finished(now - request.submitted_at)
+            self._metrics.observe("dflash_ttft_seconds", running.machine.reply.ttft_s)
+        logger.info("%s: %s, %s", request.name, result, running.machine.reply.line())
+
+    def _of(self, is_wanted: Callable[[Running], bool]) -> Iterable[Running]:
+        return [running for running in self._running.values() if is_wanted(running)]
+
+
+def _discard(worker: Worker | None, session: str) -> None:
+    if worker is not None:
+        worker.sessions.discard(session)

@@ -1,0 +1,225 @@
+"""One round from plan to verdict: Draft, Drafted, Verify, Verified.
+
+Owns the key of the round, what was sent for it, and what its times teach the policy. Does not know
+the request before or after it.
+Invariant: `Verify` is made once; asking again gives the same message.
+"""
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from common.coordinator.events import (
+    Command,
+    DraftTook,
+    RoundDone,
+    Scene,
+    StrikeDrafter,
+    ToDrafter,
+    ToTarget,
+)
+from common.policy.policy import RoundPolicy, RoundResult
+from common.wire.messages import Draft, Drafted, DraftFailed, RoundKey, Verified, Verify
+
+# The drafter gives up a little before the coordinator does, so that its own word, which tells a
+# context that is still being fed from silence, comes first.
+DRAFTER_SHARE: Final = 0.8
+FAULTY: Final = ("late", "fault")  # reasons of DraftFailed that are the drafter's own doing
+
+
+class RoundFault(Exception):
+    """The target's verdict contradicts the round; the request cannot go on."""
+
+
+class Round:
+    """One round of one session.
+
+    Args:
+        key: its identity; draft_id 0 for a plain round.
+        n_drafts: drafts to ask for; 0 for a plain round.
+        n_left: tokens the request may still get.
+        policy: chooses rows and learns.
+        started_at: monotonic seconds.
+        scene: the world at its start.
+    """
+
+    def __init__(
+        self,
+        key: RoundKey,
+        n_drafts: int,
+        n_left: int,
+        policy: RoundPolicy,
+        started_at: float,
+        scene: Scene,
+    ) -> None:
+        self.key = key
+        self.started_at = started_at
+        self._n_drafts = n_drafts
+        self._n_left = n_left
+        self._policy = policy
+        self._is_solo = scene.is_solo
+        self._deadline_ms = scene.draft_deadline_s * 1e3
+        self._order: Verify | None = None
+        self._confidences: tuple[float, ...] = ()
+        self._draft_ms = 0.0  # until the draft came or was given up
+        self._drafter_ms = 0.0  # of it, the drafter's own work
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether the drafter is awaited."""
+        return self._order is None
+
+    def begin(self) -> list[Command]:
+        """The round's first message."""
+        if not self._n_drafts:
+            return [self._verify(1)]
+        deadline_ms = DRAFTER_SHARE * self._deadline_ms
+        return [ToDrafter(Draft(self.key, self._n_drafts, deadline_ms))]
+
+    def takes(self, event: Drafted | DraftFailed | Verified) -> bool:
+        """Whether a message belongs to this round and is awaited now."""
+        if isinstance(event, Verified):
+            return self._order is not None and event.key == self._order.key
+        return self.is_drafting and event.key == self.key
+
+    def advance(
+        self, event: Drafted | DraftFailed | Verified, now: float, scene: Scene
+    ) -> list[Command]:
+        """Take a message that `takes` let in.
+
+        Raises:
+            RoundFault: a verdict that cannot be true; nothing was learned from it.
+        """
+        match event:
+            case Drafted():
+                return self._on_drafted(event, now)
+            case DraftFailed():
+                commands = self.give_up(now)
+                if event.reason in FAULTY:
+                    commands.insert(0, StrikeDrafter(f"draft failed: {event.reason}"))
+                return commands
+            case Verified():
+                return [self._on_verified(event, now, scene)]
+
+    def give_up(self, now: float, *, is_late: bool = False) -> list[Command]:
+        """Go on without a draft."""
+        self._draft_ms = (now - self.started_at) * 1e3
+        verify = self._verify(1)
+        return [StrikeDrafter("draft late"), verify] if is_late else [verify]
+
+    def repeat(self) -> list[Command]:
+        """The same Verify again; the target answers with its stored verdict if it has run."""
+        return [] if self._order is None else [ToTarget(self._order)]
+
+    def _on_drafted(self, event: Drafted, now: float) -> list[Command]:
+        fault = self._fault_of(event)
+        if fault:
+            return [StrikeDrafter(fault), *self.give_up(now)]
+        self._draft_ms = (now - self.started_at) * 1e3
+        self._drafter_ms = event.ms
+        self._confidences = event.confidences
+        rows = self._policy.choose(event.confidences, draft_ms=self._draft_ms, n_left=self._n_left)
+        return [DraftTook(self._draft_ms), self._verify(rows)]
+
+    def _fault_of(self, event: Drafted) -> str:
+        n_drafts = len(event.confidences)
+        if not 1 <= n_drafts <= self._n_drafts:
+            return f"{n_drafts} confidences, asked for {self._n_drafts} drafts"
+        if not all(0.0 <= c <= 1.0 for c in event.confidences):
+            return "a confidence outside 0..1"
+        return "" if math.isfinite(event.ms) else "a draft time that is no number"
+
+    def _verify(self, rows: int) -> ToTarget:
+        key = self.key if rows > 1 else replace(self.key, draft_id=0)
+        self._order = Verify(key, rows, self._deadline_ms if rows > 1 else 0.0)
+        return ToTarget(self._order)
+
+    def _on_verified(self, event: Verified, now: float, scene: Scene) -> Command:
+        self._check(event)
+        is_solo = self._is_solo and scene.is_solo
+        wall_ms = (now - self.started_at) * 1e3
+        if not is_solo:  # the wait behind others says nothing about drafting
+            wall_ms = min(wall_ms, self._drafter_ms + event.ms + event.wait_ms)
+        self._policy.observe(
+            RoundResult(
+                is_drafted=self._n_drafts > 0,
+                rows=event.rows_run,
+                n_accepted=event.n_accepted,
+                wall_ms=wall_ms,
+                draft_ms=self._draft_ms if is_solo else self._drafter_ms,
+                confidences=self._confidences if event.rows_run > 1 else (),
+                is_solo=is_solo,
+                is_final=bool(event.finish),
+            )
+        )
+        return RoundDone(
+            rows=event.rows_run,
+            n_accepted=event.n_accepted,
+            n_tokens=len(event.ids),
+            near_ties=event.near_ties,
+            draft_s=self._draft_ms / 1e3,
+            verify_s=event.ms / 1e3,
+        )
+
+    def _check(self, event: Verified) -> None:
+        ordered = self._order.rows if self._order is not None else 0
+        most = event.n_accepted + 1
+        is_consistent = (
+            1 <= event.rows_run <= ordered
+            and 0 <= event.n_accepted < event.rows_run
+            and len(event.pieces) == len(event.ids) <= min(most, self._n_left)
+            and (bool(event.finish) or len(event.ids) == most)
+        )
+        if not is_consistent:
+            raise RoundFault(
+                f"verdict of round {event.key.round_index}: {event.rows_run} rows run, "
+                f"{event.n_accepted} accepted, {len(event.ids)} ids; it was asked for "
+                f"{ordered} rows with {self._n_left} tokens left"
+            )
+
+
+class RoundSequence:
+    """The rounds of one session, one at a time, each with its key.
+
+    Attributes:
+        current: the round that runs; None between rounds and sessions.
+    """
+
+    def __init__(self) -> None:
+        self.current: Round | None = None
+        self._next_key = RoundKey("", 0, 0, 0, 0, 0)
+        self._draft_count = 0  # over all sessions of the request: a draft id is never used twice
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a drafter is awaited."""
+        return self.current is not None and self.current.is_drafting
+
+    def start(self, session: str, epoch: int, base: int, anchor_id: int) -> None:
+        """The session's first round begins at this anchor."""
+        self._next_key = RoundKey(session, epoch, 0, base, anchor_id, 0)
+
+    def begin(
+        self, policy: RoundPolicy, block_size: int, n_left: int, now: float, scene: Scene
+    ) -> list[Command]:
+        """Plan the next round; returns its first message."""
+        plan = policy.plan(block_size=block_size, n_left=n_left, is_solo=scene.is_solo)
+        self._draft_count += plan.draft
+        key = replace(self._next_key, draft_id=self._draft_count if plan.draft else 0)
+        self.current = Round(key, plan.n_drafts, n_left, policy, now, scene)
+        return self.current.begin()
+
+    def finish(self, event: Verified) -> None:
+        """The current round has its verdict; the next one begins at the bonus."""
+        self.current = None
+        if not event.finish:
+            self._next_key = replace(
+                event.key,
+                round_index=event.key.round_index + 1,
+                base=event.key.base + event.n_accepted + 1,
+                anchor_id=event.ids[-1],
+            )
+
+    def stop(self) -> None:
+        """The session is gone, and its round with it."""
+        self.current = None
