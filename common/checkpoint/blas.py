@@ -39,6 +39,10 @@ class BlasReport:
     path: str  # the library, or "" where none was found
     note: str  # one sentence for a human
 
+    def notes(self) -> dict[str, str]:
+        """For `ps` and `bench`."""
+        return {"blas": "openblas" if self.loaded else "built in", "blas_note": self.note}
+
 
 @cache
 def load_openblas() -> BlasReport:

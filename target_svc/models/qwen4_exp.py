@@ -51,6 +51,10 @@ ATTENTION: Final = ("full_attention", "indexed_attention", "qwen_sparse_attentio
 _TABLE: Final = "ple.ple_embedding.ngram_embedding.shard_"
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
+#: How streams become one H-wide tap: their mean, the final mixer's read, or the read of the layer
+#: after the tapped one.
+CONTRACTIONS: Final = ("stream_mean", "final_mixer", "next_attention_read")
+
 Tap = Callable[[int, mx.array], None]
 
 
@@ -301,6 +305,14 @@ class Model:
     def logits(self, hidden: mx.array) -> mx.array:
         """Scores [R, V] of hidden rows [R, H]."""
         return hidden @ self._head
+
+    def contract(self, kind: str, layer: int, streams: mx.array) -> mx.array:
+        """One tap [R, H] of streams [R, S, H] after `layer`; `kind` is one of `CONTRACTIONS`."""
+        if kind == "stream_mean":
+            return mx.mean(streams, axis=1)
+        if kind == "final_mixer":
+            return self._final.read(streams)[0]
+        return self.layers[layer + 1].mixer_streams.read(streams)[0]
 
     def _mix(
         self,

@@ -276,10 +276,7 @@ class SequenceState:
         self.captured = 0
         self.pieces = pieces
 
-    def buffers(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         """Arrays that a forward changed although no result may read them; evaluate them too."""
-        found: list[mx.array] = []
-        for piece in self.pieces.values():
-            if isinstance(piece, PooledKeys):
-                found.extend(piece.buffers)
-        return found
+        kept = (piece for piece in self.pieces.values() if isinstance(piece, PooledKeys))
+        return [array for piece in kept for array in piece.buffers]

@@ -1,0 +1,249 @@
+"""Sessions on one loaded target.
+
+Owns the order prefill, rounds, close, and what a session remembers for a late drafter. Does not
+know messages, threads, text rules or policy.
+
+Invariant: between calls a session's state holds exactly the tokens at positions 0..base-1; the
+anchor, at position `base`, is committed but not forwarded. Only the anchor and accepted drafts are
+ever committed to state.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from common.errors import BadRequest, EngineError, TooLong, Unsupported
+from common.wire.messages import ModelCard
+from target_svc.models.qwen4_exp import Model
+from target_svc.prefill import PrefillStep, check_ids, prefill_steps
+from target_svc.taps import FeatureStore, Taps
+from target_svc.text import encode
+from target_svc.verify import Verdict, VerifyPlan, run_round
+
+_WARM_UP_ROWS = 256  # context at which the ladder is measured
+_WARM_UP_ROUNDS = 5  # timed rounds of every width, after one that is not timed
+
+
+class Sampling(Protocol):
+    """What the engine reads of a request's sampling parameters."""
+
+    @property
+    def temperature(self) -> float:
+        """0 is greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCard:
+    """What a target says of itself."""
+
+    wire: ModelCard
+    eos_ids: tuple[int, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """Valid ids are 0..vocab_size-1."""
+        return self.wire.vocab_size
+
+    @property
+    def context_len(self) -> int:
+        """Most tokens of prompt and reply."""
+        return self.wire.context_len
+
+    @property
+    def block_size(self) -> int:
+        """B of the drafter; 0 without one."""
+        return self.wire.block_size
+
+
+class Engine:
+    """One target, loaded; makes sessions. Built by `target_svc.load.load_engine`.
+
+    Args:
+        model: the network.
+        tokenizer: of the target's folder.
+        card: what the target says of itself.
+        taps: None where no drafter is configured.
+        plan: how verifies are run.
+        prefill_chunk: prompt tokens per forward.
+        max_rows: most rows of one verify.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        card: EngineCard,
+        taps: Taps | None,
+        plan: VerifyPlan,
+        *,
+        prefill_chunk: int,
+        max_rows: int,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.card = card
+        self.taps = taps
+        self.plan = plan
+        self.prefill_chunk = prefill_chunk
+        self.max_rows = max_rows
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens are not recognised in it."""
+        return encode(self.tokenizer, text)
+
+    def open(self, sampling: Sampling, *, taps: bool) -> "Session":
+        """Start a session.
+
+        Args:
+            sampling: only greedy decoding is implemented.
+            taps: whether features are made; needs a drafter.
+
+        Raises:
+            Unsupported: a temperature above 0.
+            BadRequest: taps without a drafter.
+        """
+        if sampling.temperature != 0:
+            raise Unsupported(f"temperature {sampling.temperature}; only 0 (greedy) is implemented")
+        if taps and self.taps is None:
+            raise BadRequest("taps are asked for but no drafter is configured; name one at start")
+        return Session(self, self.taps if taps else None)
+
+    def warm_up(self, widths: Iterable[int] | None = None) -> dict[int, float]:
+        """Run every width a few times and measure it.
+
+        Args:
+            widths: rows, 1..max_rows each; None is all of them.
+
+        Returns:
+            Median milliseconds of a verify by rows: the cost ladder of this machine.
+        """
+        wanted = list(range(1, self.max_rows + 1)) if widths is None else list(widths)
+        timings: dict[int, list[float]] = {rows: [] for rows in wanted}
+        session = self.open(_Greedy(), taps=self.taps is not None)
+        length = max(1, min(_WARM_UP_ROWS, self.card.context_len // 2))
+        vocab = self.card.vocab_size
+        for _ in session.prefill([(31 * index + 8) % vocab for index in range(length)]):
+            pass
+        for turn in range(_WARM_UP_ROUNDS + 1):  # widths take turns, so that drift hits all alike
+            for rows in wanted:
+                drafts = [(turn + 17 * row) % vocab for row in range(1, rows)]
+                verdict = session.verify(drafts, rows)
+                if turn:
+                    timings[rows].append(verdict.build_ms + verdict.eval_ms)
+        session.close()
+        return {rows: statistics.median(times) for rows, times in timings.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Greedy:
+    temperature: float = 0.0
+
+
+class Session:
+    """One sequence at this target.
+
+    Attributes:
+        base: absolute position of the anchor; the prompt starts at 0.
+        anchor_id: last committed token, not yet forwarded; valid after prefill.
+    """
+
+    def __init__(self, engine: Engine, taps: Taps | None) -> None:
+        self._engine = engine
+        self._taps = taps
+        self._state = engine.model.new_state()
+        self._store = FeatureStore(taps.plan.window) if taps is not None else None
+        self._is_closed = False
+        self._is_prefilled = False
+        self.anchor_id = -1
+
+    @property
+    def base(self) -> int:
+        """Absolute position of the anchor."""
+        return self._state.base
+
+    def prefill(self, prompt_ids: Sequence[int]) -> Iterator[PrefillStep]:
+        """Run the prompt, one chunk per `next`; the last step holds the anchor.
+
+        Raises:
+            BadRequest: the prompt is empty or holds an id outside the vocabulary.
+            TooLong: the prompt does not fit the context with one token more.
+            EngineError: the session was prefilled already, or is closed.
+        """
+        self._check_open(prefilled=False)
+        if len(prompt_ids) >= self._engine.card.context_len:
+            raise TooLong(
+                f"prompt has {len(prompt_ids)} tokens; the context of "
+                f"{self._engine.card.context_len} leaves room for "
+                f"{self._engine.card.context_len - 1}"
+            )
+        steps = prefill_steps(
+            self._engine.model,
+            self._state,
+            prompt_ids,
+            chunk=self._engine.prefill_chunk,
+            taps=self._taps,
+        )
+        for step in steps:
+            self._remember(step.features)
+            if step.anchor_id is not None:
+                self.anchor_id = step.anchor_id
+                self._is_prefilled = True
+            yield step
+
+    def verify(self, draft_ids: Sequence[int], rows: int) -> Verdict:
+        """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
+
+        Args:
+            draft_ids: proposed ids for positions base + 1 on.
+            rows: 1..max_rows; 1 is a plain round.
+
+        Raises:
+            BadRequest: rows out of range or a draft outside the vocabulary; nothing changed.
+            EngineError: the session has no anchor or is closed; nothing changed.
+            NotFinite: no finite scores; nothing changed.
+        """
+        self._check_open(prefilled=True)
+        most = self._engine.plan.width or self._engine.max_rows
+        if not 1 <= rows <= most:
+            raise BadRequest(f"rows {rows}; a verify here has 1..{most}")
+        drafts = list(draft_ids[: rows - 1])
+        check_ids(drafts, self._engine.card.vocab_size, "draft")
+        verdict = run_round(
+            self._engine.model,
+            self._state,
+            [self.anchor_id, *drafts],
+            self._engine.plan,
+            self._taps,
+        )
+        self._remember(verdict.features)
+        self.anchor_id = verdict.ids[-1]
+        return verdict
+
+    def feature_rows(self, from_pos: int) -> tuple[int, mx.array] | None:
+        """Stored rows for a drafter that joins late: the first position, and rows [S, Hd].
+
+        The first position is later than `from_pos` where older rows are no longer kept. None where
+        no row is stored from there on, or without taps.
+        """
+        return None if self._store is None else self._store.rows_from(from_pos)
+
+    def close(self) -> None:
+        """Free the state; the session can do nothing more."""
+        self._is_closed = True
+        self._state = self._engine.model.new_state()
+        self._store = None
+
+    def _remember(self, features: mx.array | None) -> None:
+        if self._store is not None and features is not None:
+            self._store.add(features)
+
+    def _check_open(self, *, prefilled: bool) -> None:
+        if self._is_closed:
+            raise EngineError("session is closed; open another")
+        if prefilled != self._is_prefilled:
+            state = "has run its prompt" if self._is_prefilled else "has no anchor yet"
+            raise EngineError(f"session {state}; prefill once, then verify")

@@ -1,0 +1,116 @@
+"""Make an engine from checkpoint folders.
+
+Owns which file gives what, and the target's fingerprints. Does not know sessions' rounds.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
+from common.checkpoint.index import index_tensors, read_config
+from common.errors import ConfigError, ModelMismatch
+from common.wire.messages import ModelCard
+from target_svc.engine import Engine, EngineCard
+from target_svc.models import qwen4_exp
+from target_svc.models.blocks.norms import is_cpu
+from target_svc.taps import TapHashes, Taps, load_taps
+from target_svc.text import load_tokenizer
+from target_svc.verify import VerifyPlan
+
+MODEL_TYPES: Final = ("qwen4_exp", "qwen4_exp_text")
+#: Layers per hand-over while a graph is built, by measurement; 0 hands over once, at the end.
+PIPELINE_ON_CPU: Final = 1
+PIPELINE_ON_GPU: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What may be chosen when a target is loaded."""
+
+    max_context: int | None = None  # tokens; None is the model's own limit
+    prefill_chunk: int = 256  # prompt tokens per forward
+    verify_width: int | None = None  # pad every verify to so many rows
+    pipeline_layers: int | None = None  # None chooses by device; 0 never
+    max_rows: int = 16
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name, value, least in (
+            ("max_context", self.max_context, 2),
+            ("prefill_chunk", self.prefill_chunk, 1),
+            ("verify_width", self.verify_width, 1),
+            ("pipeline_layers", self.pipeline_layers, 0),
+            ("max_rows", self.max_rows, 1),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{name}: {value}; it must be at least {least}")
+
+
+def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> Engine:
+    """Load a target, and of its drafter the two tensors that the target applies.
+
+    Args:
+        target: checkpoint folder with config, weights and tokenizer.
+        drafter: checkpoint folder; None serves without taps.
+        options: see `EngineOptions`.
+
+    Raises:
+        ConfigError: a folder or file is missing or damaged.
+        ModelMismatch: config, weights, drafter or tokenizer do not fit together.
+    """
+    model_type = str(read_config(target).get("model_type", ""))
+    if model_type not in MODEL_TYPES:
+        raise ModelMismatch(
+            f"target's model_type is {model_type!r}; implemented are {list(MODEL_TYPES)}"
+        )
+    model = qwen4_exp.load(target)
+    tokenizer = load_tokenizer(target)
+    if tokenizer.get_vocab_size() > model.args.vocab_size:
+        raise ModelMismatch(
+            f"tokenizer has {tokenizer.get_vocab_size()} entries, the model {model.args.vocab_size}"
+            "; use the tokenizer.json that belongs to this model"
+        )
+    taps, hashes = (None, None) if drafter is None else load_taps(drafter, model)
+    context_len = min(options.max_context or model.args.context_len, model.args.context_len)
+    wire = _card(target, model_type, model, context_len, taps, hashes)
+    pipeline = options.pipeline_layers
+    if pipeline is None:
+        pipeline = PIPELINE_ON_CPU if is_cpu() else PIPELINE_ON_GPU
+    return Engine(
+        model,
+        tokenizer,
+        EngineCard(wire, model.args.eos_ids),
+        taps,
+        VerifyPlan(options.verify_width, pipeline),
+        prefill_chunk=options.prefill_chunk,
+        max_rows=options.verify_width or options.max_rows,
+    )
+
+
+def _card(
+    target: Path,
+    model_type: str,
+    model: qwen4_exp.Model,
+    context_len: int,
+    taps: Taps | None,
+    hashes: TapHashes | None,
+) -> ModelCard:
+    spans = index_tensors(target)
+    embedding = qwen4_exp.PREFIX + "embed_tokens.weight"
+    head = embedding if model.args.tied else "lm_head.weight"
+    return ModelCard(
+        model_type=model_type,
+        vocab_size=model.args.vocab_size,
+        hidden_size=taps.width if taps else 0,
+        context_len=context_len,
+        block_size=taps.plan.block_size if taps else 0,
+        window=taps.plan.window if taps else 0,
+        tap_layer_ids=taps.plan.layer_ids if taps else (),
+        tap_contraction=taps.plan.contraction if taps else "",
+        fc_hash=hashes.fc if hashes else "",
+        norm_hash=hashes.norm if hashes else "",
+        embedding_hash=fingerprint_tensor(spans[embedding]),
+        head_hash=fingerprint_tensor(spans[head]),
+        tokenizer_hash=fingerprint_tokenizer(target),
+    )
