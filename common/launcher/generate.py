@@ -13,11 +13,11 @@ import click
 
 from common.config import Resolved, environment
 from common.errors import BadRequest, ConfigError
-from common.launcher.launch import OnRows, ignore_rows, private, with_system
+from common.launcher.launch import OnRows, ignore_rows, private, with_systems
 from common.launcher.view import StartupView, summary, wants_colour, write_tokens
 from common.sdk import Client, Completion, EndEvent, TokenEvent
 from common.sdk.client import Options
-from common.sdk.locate import CONTROL_SOCKET, ipc, run_dir_of
+from common.sdk.locate import CONTROL_SOCKET, run_dir_of
 from common.sdk.request import make_request
 
 INTERRUPTED: int = 130
@@ -66,16 +66,13 @@ def run_generate(
             _print_reply(client, prompt, options, as_json=as_json, colour=is_coloured)
         return 0
 
-    def work(folder: Path) -> bool:
-        with Client(endpoint=ipc(folder / CONTROL_SOCKET)) as client:
+    def work(folders: list[Path]) -> bool:
+        with Client(run_dir=folders[0]) as client:
             _print_reply(client, prompt, options, as_json=as_json, colour=is_coloured)
         return True
 
-    return (
-        0
-        if asyncio.run(with_system(private(resolved, "one"), work, start_up_view()))
-        else INTERRUPTED
-    )
+    done = asyncio.run(with_systems([private(resolved, "one")], work, start_up_view))
+    return 0 if done else INTERRUPTED
 
 
 def start_up_view() -> OnRows:

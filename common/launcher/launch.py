@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,35 +91,47 @@ def signals_to(supervisors: Iterable[Supervisor]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def with_system(
-    resolved: Resolved, work: Callable[[Path], T], on_rows: OnRows = ignore_rows
+async def with_systems(
+    plans: Sequence[Resolved],
+    work: Callable[[list[Path]], T],
+    make_view: Callable[[], OnRows] = lambda: ignore_rows,
 ) -> T | None:
-    """Start a private system, do blocking work against it in a thread, stop it.
+    """Start private systems one after the other, do blocking work in a thread, stop them.
 
     Args:
-        resolved: its configuration; the name must be free.
-        work: called with the run folder once every process is ready.
-        on_rows: sees the start-up.
+        plans: their configurations; the names must be free.
+        work: called with the run folders once every process is ready.
+        make_view: makes an observer of each start-up.
 
     Returns:
         What `work` returned, or None when a signal came first.
 
     Raises:
-        DFlashError: the system did not start or broke, or `work` failed.
+        DFlashError: a system did not start or broke, or `work` failed.
     """
-    async with launched(resolved, on_rows=on_rows) as (supervisor, run, run_dir):
-        with signals_to([supervisor]):
+    supervisors: list[Supervisor] = []
+    runs: list[asyncio.Task[int]] = []
+    folders: list[Path] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(signals_to(supervisors))
+        for resolved in plans:
+            started = launched(resolved, on_rows=make_view())
+            supervisor, run, run_dir = await stack.enter_async_context(started)
+            supervisors.append(supervisor)
+            runs.append(run)
+            folders.append(run_dir.path)
             if not await supervisor.wait_until_settled():
                 await run
                 return None
-            try:
-                return await asyncio.to_thread(work, run_dir.path)
-            except PeerError:
-                if supervisor.n_signals:
-                    return None
+        try:
+            return await asyncio.to_thread(work, folders)
+        except PeerError:
+            if any(supervisor.n_signals for supervisor in supervisors):
+                return None
+            for run in runs:
                 if run.done():
                     await run  # raises the reason
-                raise
+            raise
 
 
 def private(resolved: Resolved, purpose: str, **changes: Any) -> Resolved:
