@@ -65,12 +65,6 @@ def workers_of(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {worker["name"]: worker for worker in status.get("workers", [])}
 
 
-def n_in_flight(status: Mapping[str, Any]) -> int:
-    """Requests that run or wait."""
-    requests = status.get("requests", {})
-    return sum(int(requests.get(key, 0)) for key in ("running", "queued"))
-
-
 def _row(child: Watched, heard: Mapping[str, Any], now: float) -> Row:
     pid = child.id.pid if child.id and child.is_alive else 0
     is_ours = not heard.get("pid") or heard["pid"] == pid  # not what its last life said

@@ -16,10 +16,10 @@ from typing import Any, Final
 from common.config import Config
 from common.errors import DFlashError, NotReady
 from common.launcher.coordinator_link import CoordinatorLink
-from common.launcher.plan import COORDINATOR, DRAFTER, TARGET, ProcessSpec, make_spec
-from common.launcher.processes import FINAL_CODES, Child, describe_exit, error_of
+from common.launcher.plan import COORDINATOR, TARGET, ProcessSpec, make_spec
+from common.launcher.processes import FINAL_CODES, KILL_AFTER_S, Child, describe_exit, error_of
 from common.launcher.rundir import LAUNCHER_NAME, ProcessId, RunDir
-from common.launcher.status import Row, join, n_in_flight
+from common.launcher.status import Row, join
 
 POLL_STARTING_S: Final = 0.1
 POLL_RUNNING_S: Final = 1.0
@@ -117,30 +117,16 @@ class Supervisor:
         child.state = "ready"
 
     async def _stop_all(self) -> None:
-        """Let requests finish, then end workers before the coordinator."""
+        """The coordinator first: it lets requests finish and says goodbye to the workers."""
         for child in self._children.values():
             child.is_retiring = True
-        if self.is_serving and not self._forced_code and not self._coordinator_is_gone():
-            await self._let_requests_finish()
-        roles = ((TARGET, DRAFTER), (COORDINATOR,))
-        for group in roles:
-            members = [child for child in self._children.values() if child.spec.role in group]
-            await asyncio.gather(*(child.stop() for child in members))
+        coordinator = self._children.get(COORDINATOR)
+        if coordinator is not None:
+            await coordinator.stop(self.config.run.grace_s + KILL_AFTER_S)
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
         for keeper in self._keepers.values():
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
-
-    def _coordinator_is_gone(self) -> bool:
-        child = self._children.get(COORDINATOR)
-        return child is not None and not child.is_alive
-
-    async def _let_requests_finish(self) -> None:
-        limit = time.monotonic() + self.config.run.grace_s
-        while time.monotonic() < limit and not self._forced_code:
-            status = await self._link.status()
-            if status is None or not n_in_flight(status):
-                return
-            await asyncio.sleep(POLL_STARTING_S)
 
     # ------------------------------------------------------------------ one child
 

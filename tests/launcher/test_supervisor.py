@@ -26,7 +26,6 @@ class FakeLink:
 
     def __init__(self):
         self.ready = True
-        self.running = 0
         self.gone = []
         self.drained = []
         self.supervisor = None
@@ -37,7 +36,7 @@ class FakeLink:
             {"name": name, "pid": pid, "state": "ready" if self.ready else "starting"}
             for name, pid in pids.items()
         ]
-        return {"workers": workers, "requests": {"running": self.running, "queued": 0}}
+        return {"workers": workers, "requests": {"running": 0, "queued": 0}}
 
     async def exited(self, name, reason):
         self.gone.append((name, reason))
@@ -176,6 +175,7 @@ def test_mismatch_at_start_ends_the_run_with_its_code_at_once(run_dir):
     program = "import sys; print('x | error fc_hash differs', file=sys.stderr); sys.exit(5)"
 
     async def story(supervisor, link, seen):
+        link.ready = False
         await until(lambda: supervisor.children[2].state == "given up")
         assert supervisor.children[2].n_restarts == 0
 
@@ -245,19 +245,30 @@ def test_restart_gives_the_same_name_a_new_process(run_dir):
     assert link.drained == ["target.1"]
 
 
-def test_end_waits_for_running_requests_up_to_the_grace(run_dir):
-    """The first Ctrl-C lets answers finish."""
+def test_workers_live_until_the_coordinator_has_let_requests_finish(run_dir):
+    """The first Ctrl-C lets answers finish: their target must not be gone before."""
+    slow = """
+        import signal, sys, time
+        def end(*_):
+            time.sleep(0.4)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, end)
+        time.sleep(60)
+    """
+    program = (sys.executable, "-c", textwrap.dedent(slow))
 
     async def story(supervisor, link, seen):
         await until(all_ready(supervisor))
-        link.running = 1
+        await asyncio.sleep(0.2)  # for the fake to set its handler
         supervisor.end()
-        await asyncio.sleep(0.3)
-        seen["alive while running"] = set(supervisor.alive())
-        link.running = 0
+        while "coordinator" in (alive := supervisor.alive()):
+            seen["left"] = set(alive)
+            await asyncio.sleep(0.01)
 
-    _, _, seen = drive(run_dir, trio(), story)
-    assert "target.1" in seen["alive while running"]
+    specs = [spec("coordinator", argv=program), *trio()[1:]]
+    code, _, seen = drive(run_dir, specs, story)
+    assert code == 0
+    assert "target.1" in seen["left"]
 
 
 def test_second_signal_kills_and_exits_forced(run_dir):
@@ -266,7 +277,6 @@ def test_second_signal_kills_and_exits_forced(run_dir):
 
     async def story(supervisor, link, seen):
         await until(all_ready(supervisor))
-        link.running = 1
         supervisor.on_signal(signal.SIGINT)
         supervisor.on_signal(signal.SIGINT)
         await until(lambda: not supervisor.alive())
