@@ -26,6 +26,7 @@ MAX_STRIKES: Final = 3  # in a row, then quarantine
 QUARANTINE_S: Final = 1.0  # doubles with every quarantine in a row
 MAX_QUARANTINE_S: Final = 30.0
 DRAFT_TIMES: Final = 64  # that p95 is taken from
+PAST_S: Final = 0.001  # a clock is over its limit only after it, not at it
 DEADLINE_FACTOR: Final = 3.0  # draft deadline over p95
 
 
@@ -177,7 +178,8 @@ class Registry:
             worker.liveness.next_deadline(self._budget_s if worker.ready else math.inf)
             for worker in self._workers.values()
         ]
-        return min(moments, default=None)
+        due = min(moments, default=None)
+        return None if due is None else due + PAST_S
 
     # ------------------------------------------------------------------ drafters' record
 
