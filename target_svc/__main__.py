@@ -1,0 +1,109 @@
+"""`python -m target_svc --run-dir DIR --name target.1`, and `python -m target_svc direct`."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from common.checkpoint.blas import load_openblas
+
+BLAS = load_openblas()  # before anything below imports MLX
+
+from common import log  # noqa: E402
+from common.checkpoint.device import choose_device  # noqa: E402
+from common.checkpoint.index import read_config  # noqa: E402
+from common.config import TargetConfig, environment  # noqa: E402
+from common.errors import DFlashError  # noqa: E402
+from common.net.startup import Worker, run_worker  # noqa: E402
+from common.wire.messages import Ready  # noqa: E402
+from target_svc.direct import serve_lines  # noqa: E402
+from target_svc.engine import Engine  # noqa: E402
+from target_svc.load import EngineOptions, load_engine  # noqa: E402
+from target_svc.service import TargetService  # noqa: E402
+from target_svc.taps import TapPlan  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+FIXED_WITHOUT_DRAFTER = 8  # rows of `verify_width = "fixed"` where no drafter names a block
+
+
+def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
+    """Engine options of a configuration; "auto" and 0 leave the choice to the engine."""
+    width = None
+    if target.verify_width == "fixed":
+        plan = None if drafter is None else TapPlan.from_config(read_config(drafter))
+        width = plan.block_size if plan else FIXED_WITHOUT_DRAFTER
+    elif target.verify_width != "auto":
+        width = int(target.verify_width)
+    return EngineOptions(
+        max_context=target.max_context or None,
+        prefill_chunk=target.prefill_chunk,
+        verify_width=width,
+        pipeline_layers=target.pipeline_layers or None,
+    )
+
+
+def serve(worker: Worker) -> int:
+    """Load, introduce, measure the ladder, and verify until the end."""
+    config = worker.process.config
+    device = choose_device(config.target.device)
+    drafter = config.model.drafter_path
+    worker.progress("load", 0.0)
+    engine = load_engine(config.model.target_path, drafter, options_of(config.target, drafter))
+    worker.introduce(engine.card.wire)
+    ladder = warm_up(engine, worker)
+    shell = worker.shell
+    actor = TargetService(engine, shell.send, config.target.capacity)
+    notes = {"blas": BLAS.note, "blas_threads": environment().get("OPENBLAS_NUM_THREADS", "")}
+    shell.report(
+        Ready(
+            capacity=config.target.capacity,
+            ladder_ms=ladder,
+            data_endpoint=shell.data_endpoint,
+            data_public_key=shell.data_public_key,
+            device=device,
+            notes=notes,
+        )
+    )
+    return shell.run(actor)
+
+
+def warm_up(engine: Engine, worker: Worker) -> tuple[float, ...]:
+    """Run every width, and return the measured milliseconds of 1, 2, .. rows."""
+    worker.progress("warm-up", 0.0)
+    ladder = engine.warm_up()
+    worker.progress("warm-up", 1.0)
+    logger.info("ladder: %s", ", ".join(f"{rows}: {ms:.1f}" for rows, ms in ladder.items()))
+    return tuple(ladder[rows] for rows in sorted(ladder))
+
+
+@click.group(invoke_without_command=True)
+@click.option("--run-dir", type=click.Path(path_type=Path))
+@click.option("--name", default="target.1", show_default=True)
+@click.pass_context
+def main(context: click.Context, run_dir: Path | None, name: str) -> None:
+    if context.invoked_subcommand is None:
+        if run_dir is None:
+            raise click.UsageError("--run-dir is missing: the folder that `dflash-up up` made")
+        sys.exit(run_worker("target", run_dir, name, serve))
+
+
+@main.command()
+@click.option("--target", required=True, type=click.Path(path_type=Path))
+@click.option("--device", default="auto", show_default=True)
+def direct(target: Path, device: str) -> None:
+    """Answer JSON lines on standard input with the target's own loop."""
+    log.set_up("direct", "warning")
+    try:
+        choose_device(device)
+        engine = load_engine(target, None, EngineOptions())
+        engine.warm_up([1])
+        serve_lines(engine, sys.stdin, sys.stdout)
+    except DFlashError as fault:
+        logger.error("%s", fault)
+        sys.exit(fault.exit_code)
+
+
+if __name__ == "__main__":
+    main()
