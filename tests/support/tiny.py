@@ -67,6 +67,12 @@ TEXT = {
     },
 }
 
+#: The golden cases of `make_qwen4.py`: fields of text_config that differ.
+GOLDEN_CASES = {
+    "main": {},
+    "tied": {"tie_word_embeddings": True, "num_hidden_layers": 4, "output_gate_type": "silu"},
+}
+
 
 def tiny_config(**overrides) -> dict:
     """The outer config.json; `overrides` replace fields of its text_config."""
