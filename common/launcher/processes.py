@@ -106,16 +106,20 @@ class Child:
 
 
 def last_error_line(path: Path) -> str:
-    """The last error in a log file, without time and name; else the last line."""
+    """The last error in a log file, with the end of its trace; else the last message."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    errors = [line for line in lines if "| error " in line]
-    last = errors[-1].split("| error ", 1)[1] if errors else next(reversed(lines), "")
-    return last.strip()
+    errors = [index for index, line in enumerate(lines) if "| error " in line]
+    if not errors:
+        return next(reversed(lines), "").rpartition("| ")[2].strip()
+    sentence = lines[errors[-1]].split("| error ", 1)[1].strip()
+    trace = lines[errors[-1] + 1 : errors[-1] + 2]
+    has_trace = bool(trace) and trace[0].startswith("Traceback")
+    return f"{sentence}: {lines[-1].strip()}" if has_trace else sentence
 
 
 def describe_exit(status: int) -> str:

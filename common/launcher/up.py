@@ -137,6 +137,8 @@ def _is_up(
 def _all_ready(snapshot: dict[str, Any], view: StartupView) -> bool:
     rows = [Row(**row) for row in snapshot["processes"]]
     view(rows, snapshot)
+    if snapshot["state"] == "draining":
+        return False  # it ends by itself; its exit code says why
     for row in rows:
         if row.state == "given up":
             raise DFlashError(f"{row.name} was given up: {row.last_error}; the others still run")
