@@ -1,22 +1,23 @@
 """A worker's standing with the coordinator: Hello, Welcome, Ready, heartbeats, goodbye.
 
-Owns the control DEALER after it is open. Does not know data links, sessions or threads; the I/O
-thread calls it. A connection that comes back is a new peer to the coordinator, so Hello and Ready
-are said again and the actor is told that its sessions are gone.
+Owns the control DEALER after it is open. Does not know data links or sessions. `handle` is called
+by the thread that reads, the rest by any. A connection that comes back is a new peer to the
+coordinator, so Hello and Ready are said again and the actor is told that its sessions are gone.
 Invariant: Hello is the first message on every connection.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import psutil
-import zmq
 
 from common.errors import BY_CODE, KeyFault
 from common.net.handover import Handover, Stop
 from common.net.links import Connected, DealerLink, Event, Lost
 from common.net.transport import CONTROL_LINK, Peer
+from common.wire.codec import Frame
 from common.wire.messages import Bye, Heartbeat, Hello, Message, Ready, Reject, Scalar, Welcome
 
 logger = logging.getLogger(__name__)
@@ -44,21 +45,28 @@ class Registration:
         self._beat = beat
         self._heartbeat_s = heartbeat_s
         self._process = psutil.Process()
+        self._speaking = threading.RLock()  # a report must not fall between a Hello and its note
+        self._has_greeted = False
         self._ready: Ready | None = None
         self._is_ready_said = False
+        self._linger_ms = 0
         self.next_beat = 0.0  # monotonic seconds
+
+    def send(self, frames: list[Frame]) -> bool:
+        """Send to the coordinator, from any thread; False: not connected, or at the mark."""
+        return self._has_greeted and self.link.send_frames(frames)
 
     def handle(self, event: Event) -> bool:
         """Deal with what concerns the registration; False: it is for the actor."""
         match event:
             case Connected():
-                self._handover.live.add(CONTROL_PEER)
-                self._register()
+                self._greet()
             case Lost(is_refused=True):
                 text = "the coordinator does not accept our key"
-                self._handover.inbox.put(Stop(KeyFault.exit_code, text))
+                self._handover.put(Stop(KeyFault.exit_code, text))
             case Lost():
-                self._handover.lose(CONTROL_PEER)
+                self._has_greeted = False
+                self._handover.put((CONTROL_PEER, event))
             case Welcome(heartbeat_ms=period):
                 self._heartbeat_s = max(period, 1) / 1000
                 self.next_beat = 0.0
@@ -66,7 +74,7 @@ class Registration:
             case Reject():
                 self._on_reject(event)
             case Bye(reason=reason):
-                self._handover.inbox.put(Stop(0, f"the coordinator said goodbye: {reason}"))
+                self._handover.put(Stop(0, f"the coordinator said goodbye: {reason}"))
             case Heartbeat():
                 pass
             case _:
@@ -75,19 +83,20 @@ class Registration:
 
     def say(self, message: Message) -> None:
         """Send a report if there is a connection; a Ready is kept for the next one."""
-        if isinstance(message, Ready):
-            self._ready = message
-            self._is_ready_said = False
-            self._say_ready()
-        elif CONTROL_PEER in self._handover.live:
-            self.link.send(message)
+        with self._speaking:
+            if isinstance(message, Ready):
+                self._ready = message
+                self._is_ready_said = False
+                self._say_ready()
+            elif self._has_greeted:
+                self.link.send(message)
 
     def on_time(self, now: float) -> None:
         """Send the heartbeat that is due."""
         if now < self.next_beat:
             return
         self.next_beat = now + self._heartbeat_s
-        if CONTROL_PEER in self._handover.live:
+        if self._has_greeted:
             state, n_sessions, age_s, counters = self._beat()
             rss_bytes = self._process.memory_info().rss
             self.link.send(Heartbeat(state, n_sessions, age_s * 1000, rss_bytes, counters))
@@ -97,25 +106,31 @@ class Registration:
         self.next_beat = 0.0
 
     def leave(self, last_words: str) -> None:
-        """Say Bye and let the socket linger for it."""
-        if CONTROL_PEER in self._handover.live:
-            self.link.socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
-            self.link.send(Bye(last_words))
+        """Say Bye, and let the socket linger for it when it closes."""
+        if self._has_greeted and self.link.send(Bye(last_words)):
+            self._linger_ms = LAST_WORDS_MS
+        self._has_greeted = False
 
-    def _register(self) -> None:
-        self._is_ready_said = False
-        self.link.send(self._hello())
+    def close(self) -> None:
+        """Close the control socket."""
+        self.link.close(self._linger_ms)
+
+    def _greet(self) -> None:
+        with self._speaking:
+            self._is_ready_said = False
+            self._has_greeted = self.link.send(self._hello())
 
     def _say_ready(self) -> None:
-        if self._ready and not self._is_ready_said and CONTROL_PEER in self._handover.live:
-            self._is_ready_said = self.link.send(self._ready)
+        with self._speaking:
+            if self._ready is not None and self._has_greeted and not self._is_ready_said:
+                self._is_ready_said = self.link.send(self._ready)
 
     def _on_reject(self, reject: Reject) -> None:
         kind = BY_CODE.get(reject.code)
         if kind is not None and not kind.retryable:
             text = f"the coordinator refused us: {reject.message}"
-            self._handover.inbox.put(Stop(kind.exit_code, text))
+            self._handover.put(Stop(kind.exit_code, text))
             return
         logger.warning("not registered (%s): %s; registering again", reject.code, reject.message)
-        self._handover.inbox.put((CONTROL_PEER, Lost()))  # it knows nothing of our sessions
-        self._register()
+        self._handover.put((CONTROL_PEER, Lost()))  # it knows nothing of our sessions
+        self._greet()

@@ -1,4 +1,4 @@
-"""The shell that every worker process lives in: an I/O thread, and the compute thread's loop.
+"""The shell that every worker process lives in: its links, and the compute thread's loop.
 
 Owns when an actor is called, signals, draining and the exit code. Does not know what the actor
 does. The compute thread is the one that calls `run` (MLX is used from one thread only).
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from queue import Empty
 from types import FrameType, TracebackType
 from typing import Final, Self
 
@@ -29,9 +28,9 @@ from common.wire.messages import Drain, Hello, Message, Scalar
 logger = logging.getLogger(__name__)
 
 SWITCH_S: Final = 5e-4  # the I/O thread gets the interpreter this soon (default 5 ms)
-MAX_WAIT_S: Final = 0.5  # looks at the state of draining at least this often
+MAX_WAIT_S: Final = 0.5  # nothing depends on it: a fuse against a lost wake-up
 MAX_IN_A_ROW: Final = 64  # messages before deadlines are looked at again
-JOIN_S: Final = 3.0
+DRAIN_LOOK_S: Final = 0.02  # how often a draining worker looks whether it is empty
 GRACE_S: Final = 20.0
 
 
@@ -69,6 +68,7 @@ class WorkerShell:
         self._busy_since: float | None = time.monotonic()  # None: waiting for something to do
         self._drain_by: float | None = None  # set by the first signal
         self._is_draining = False
+        self._is_closed = False
         self._stop: Stop | None = None
         self._handover = Handover()
         self._io = WorkerIO(
@@ -86,27 +86,28 @@ class WorkerShell:
     # ------------------------------------------------------------------ for the actor
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Hand a message over; False: the peer is gone, or far behind.
+        """Send at once, or not at all; False: the peer is gone or at its mark. Any thread.
 
         Raises:
             WireError: the message cannot be packed.
         """
-        return peer in self._handover.live and self._handover.post(peer, pack(message))
+        return self._io.send(peer, pack(message))
 
     def dial(self, endpoint: str, server_key: str) -> Peer:
-        """Open, or reuse, the data link to a target; messages wait until it stands.
+        """Open, or reuse, the data link to a target; what is sent before it stands is held.
 
         A link that does not stand in `worker_io.DIAL_S` is an `on_lost`.
+
+        Raises:
+            ConfigError: no proper address.
+            KeyFault: the endpoint asks for a key and this process has none.
         """
-        peer = Peer(endpoint)
-        self._handover.live.add(peer)
-        self._handover.order(lambda: self._io.dial(Endpoint(endpoint, server_key)))
-        return peer
+        self._io.dial(Endpoint(endpoint, server_key))
+        return Peer(endpoint)
 
     def hang_up(self, peer: Peer) -> None:
         """Close a dialled link, after what was sent to it; no `on_lost` follows."""
-        self._handover.live.discard(peer)
-        self._handover.order(lambda: self._io.hang_up(peer.link))
+        self._io.hang_up(peer.link)
 
     # ------------------------------------------------------------------ for the service's main
 
@@ -129,7 +130,7 @@ class WorkerShell:
         """
         self._busy_since = time.monotonic()
         pack(message)  # a slip shows here, not on the I/O thread
-        self._handover.order(lambda: self._io.registration.say(message))
+        self._io.registration.say(message)
 
     def check(self) -> None:
         """Between steps of loading: leave if the coordinator refused us or the parent is gone.
@@ -138,10 +139,11 @@ class WorkerShell:
             SystemExit: with the exit code.
         """
         while self._stop is None:
-            try:
-                self._note_stop(self._handover.inbox.get_nowait())
-            except Empty:
+            item = self._handover.take()
+            if item is None:
                 return
+            if isinstance(item, Stop):
+                self._stop = item
         raise SystemExit(self._stop.exit_code)
 
     def run(self, actor: Actor) -> int:
@@ -163,10 +165,9 @@ class WorkerShell:
 
     def close(self, last_words: str = "closed") -> None:
         """Say goodbye and close every socket; safe to call twice."""
-        if self._io.is_alive():
-            self._handover.order(lambda: self._io.registration.leave(last_words))
-            self._handover.order(self._io.end)
-            self._io.join(JOIN_S)
+        if not self._is_closed:
+            self._is_closed = True
+            self._io.end(last_words)
 
     def __enter__(self) -> Self:
         return self
@@ -195,41 +196,32 @@ class WorkerShell:
 
     def _take_messages(self, actor: Actor, wait_s: float) -> None:
         """Wait for the first message, then take those that are there."""
-        for index in range(MAX_IN_A_ROW):
-            try:
-                if index or wait_s <= 0:
-                    item = self._handover.inbox.get_nowait()
-                else:
-                    self._busy_since = None
-                    item = self._handover.inbox.get(timeout=wait_s)
-            except Empty:
+        self._busy_since = None
+        self._io.wait(wait_s)
+        self._busy_since = time.monotonic()
+        for _ in range(MAX_IN_A_ROW):
+            item = self._handover.take()
+            if item is None or self._stop is not None:
                 return
-            finally:
-                self._busy_since = time.monotonic()
             self._handle(actor, item)
-            if self._stop is not None:
-                return
+            self._busy_since = time.monotonic()
 
     def _handle(self, actor: Actor, item: Inward) -> None:
         if isinstance(item, Stop):
-            self._note_stop(item)
+            self._stop = item
             return
         peer, message = item
         if isinstance(message, Lost):
             actor.on_lost(peer, time.monotonic())
         elif isinstance(message, Drain) and peer == CONTROL_PEER:
             self._is_draining = True
-            self._handover.order(self._io.registration.beat_now)  # it says Bye once we are empty
+            self._io.registration.beat_now()  # the coordinator says Bye once we are empty
         else:
             actor.on_message(peer, message, time.monotonic())
 
-    def _note_stop(self, item: Inward) -> None:
-        if isinstance(item, Stop):
-            self._stop = self._stop or item
-
     def _wait_s(self, actor: Actor) -> float:
         deadline = actor.next_deadline()
-        longest = 0.02 if self._drain_by is not None else MAX_WAIT_S
+        longest = MAX_WAIT_S if self._drain_by is None else DRAIN_LOOK_S
         return longest if deadline is None else min(longest, deadline - time.monotonic())
 
     def _end_when_drained(self, actor: Actor) -> None:
@@ -250,7 +242,8 @@ class WorkerShell:
         if self._drain_by is not None:
             os._exit(128 + number)
         self._drain_by = time.monotonic() + self._grace_s
-        self._handover.inbox.put((CONTROL_PEER, Drain(self.name)))  # wakes the loop as well
+        self._handover.put((CONTROL_PEER, Drain(self.name)))
+        self._handover.wake()
 
     def _beat(self) -> tuple[str, int, float, Mapping[str, Scalar]]:
         """State, sessions, seconds without progress, counters; called by the I/O thread."""

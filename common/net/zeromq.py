@@ -20,7 +20,7 @@ import zmq
 from common.net.auth import AllowList, Authenticator, Keys
 from common.net.inbox import Inbox
 from common.net.links import MAX_BATCH, DealerLink, Received, RouterLink
-from common.net.sockets import CONTROL_HWM, Context
+from common.net.sockets import HWM, Context
 from common.net.transport import Endpoint
 from common.wire.messages import Message
 
@@ -35,7 +35,7 @@ class AsyncRouter:
     Routing ids are prefixed with the number of the socket, so that they never collide.
     """
 
-    def __init__(self, *, hwm: int = CONTROL_HWM) -> None:
+    def __init__(self, *, hwm: int = HWM) -> None:
         self._context: Context = zmq.Context()
         self._hwm = hwm
         self._links: list[RouterLink] = []
@@ -84,8 +84,10 @@ class AsyncRouter:
         """
         if self._is_closed or not peer or peer[0] >= len(self._links):
             return False
-        is_sent = self._links[peer[0]].send(peer[1:], message)
-        self._loop.call_soon(self._look)
+        link = self._links[peer[0]]
+        is_sent = link.send(peer[1:], message)
+        if link.gate.has_more:
+            self._loop.call_soon(self._look)
         return is_sent
 
     def _look(self) -> None:
@@ -127,7 +129,7 @@ class ClientLink:
         self._lock = threading.Lock()
         self._inbox = Inbox(endpoint.address)
         try:
-            self._link = DealerLink(self._context, endpoint, keys, hwm=CONTROL_HWM)
+            self._link = DealerLink(self._context, endpoint, keys, hwm=HWM)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -156,7 +158,8 @@ class ClientLink:
             self._inbox.check()
             if not self._link.send(message):
                 raise self._inbox.not_taken()
-            self._look()
+            if self._link.gate.has_more:
+                self._look()
 
     def recv(self, timeout_s: float) -> Message:
         """The next message.
@@ -221,7 +224,7 @@ class AsyncClientLink:
         self._changed = asyncio.Event()
         self._inbox = Inbox(endpoint.address)
         try:
-            self._link = DealerLink(self._context, endpoint, keys, hwm=CONTROL_HWM)
+            self._link = DealerLink(self._context, endpoint, keys, hwm=HWM)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -241,7 +244,8 @@ class AsyncClientLink:
         self._inbox.check()
         if not self._link.send(message):
             raise self._inbox.not_taken()
-        self._loop.call_soon(self._look)
+        if self._link.gate.has_more:
+            self._loop.call_soon(self._look)
 
     async def recv(self, timeout_s: float) -> Message:
         """As `ClientLink.recv`."""

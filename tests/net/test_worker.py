@@ -297,7 +297,8 @@ def test_data_link_over_ipc_and_its_end(folder):
     def stop_when_lost(shell, actor):
         while not actor.lost:
             time.sleep(0.002)
-        shell._handover.inbox.put(stop())
+        shell._handover.put(stop())
+        shell._handover.wake()
 
     async def talk(router, drafter):
         peer = await joined(router)
@@ -361,10 +362,10 @@ def test_data_link_over_tcp_is_for_drafter_keys(folder, role, is_heard):
         peer = far.dial(shell.data_endpoint, shell.data_public_key)
         far.send(peer, Link("s", 0, "t", 0))
         deadline = time.monotonic() + LIMIT_S
-        while shell._handover.inbox.empty() and not shell._io.counters["bad_messages"]:
+        while shell._handover.is_empty() and not shell._io.counters["bad_messages"]:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        assert shell._handover.inbox.empty() != is_heard
+        assert shell._handover.is_empty() != is_heard
 
 
 CHILD = """
