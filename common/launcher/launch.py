@@ -36,9 +36,15 @@ def ignore_rows(rows: list[Row], status: Mapping[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def launched(
-    resolved: Resolved, roles: tuple[str, ...] = ROLES, on_rows: OnRows = ignore_rows
+    resolved: Resolved,
+    roles: tuple[str, ...] = ROLES,
+    on_rows: OnRows = ignore_rows,
+    *,
+    keep_logs: bool = True,
 ) -> AsyncIterator[tuple[Supervisor, "asyncio.Task[int]", RunDir]]:
     """Start a run; yields its supervisor, the task whose result is the exit code, its folder.
+
+    With `keep_logs` a run that failed leaves its logs for `dflash-up logs`.
 
     Raises:
         AddressInUse: another launcher holds the run.
@@ -69,7 +75,7 @@ async def launched(
             link.close()
             failed = run.cancelled() or run.exception() is not None
     finally:
-        run_dir.release(keep_logs=failed)
+        run_dir.release(keep_logs=failed and keep_logs)
 
 
 @contextlib.contextmanager
@@ -115,7 +121,7 @@ async def with_systems(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(signals_to(supervisors))
         for resolved in plans:
-            started = launched(resolved, on_rows=make_view())
+            started = launched(resolved, on_rows=make_view(), keep_logs=False)
             supervisor, run, run_dir = await stack.enter_async_context(started)
             supervisors.append(supervisor)
             runs.append(run)
