@@ -247,7 +247,7 @@ class Requests:
         request = running.machine.request
         has_drafter = target.hello.card is None or target.block_size >= 2
         has_taps = request.draft and has_drafter and self._policy.mode != "off"
-        policy = self._policy_of(request, target) if has_taps else Off()
+        policy = self._policy_of(request, target) if has_taps else Off(target.costs)
         self._feed(running, Placed(policy, has_taps), now)
 
     def _policy_of(self, request: Request, target: Worker) -> RoundPolicy:

@@ -20,6 +20,9 @@ AGREEMENT: Final = 0.1  # a sample this near the estimate confirms it
 STALE_ROUNDS: Final = 128  # rounds after which the estimate wants to be confirmed
 MAX_REFRESH_ROUNDS: Final = 12  # plain rounds spent on one confirmation, at most
 DRAFT_WEIGHT: Final = np.float32(0.3)
+VERIFY_WEIGHT: Final = np.float32(0.2)
+TOO_FAST: Final = np.float32(0.8)  # verifies under this share of their rung belie the estimate
+SETTLE_ROUNDS: Final = 32  # rounds between two such findings
 
 
 class TargetCosts:
@@ -48,6 +51,8 @@ class TargetCosts:
         self._ladder = self._shape.scaled(self._plain.ms)
         self._rounds_unconfirmed = STALE_ROUNDS
         self._draft_ms: np.float32 | None = None
+        self._verify_share = np.float32(1)  # of the rung's price, running average
+        self._rounds_settled = 0
         self.calibration = calibration or Calibration()
         self.budget = LossBudget()
 
@@ -80,6 +85,7 @@ class TargetCosts:
     def count_round(self) -> None:
         """One more round has passed, of any kind, of any request."""
         self._rounds_unconfirmed += 1
+        self._rounds_settled += 1
         if self._rounds_unconfirmed >= STALE_ROUNDS + MAX_REFRESH_ROUNDS:
             self._rounds_unconfirmed = 0  # no agreement on a noisy machine: try again later
 
@@ -96,6 +102,25 @@ class TargetCosts:
             self._plain.sample(ms)
         if is_confirmed:
             self._rounds_unconfirmed = 0
+
+    def sample_verify(self, rows: int, ms: float) -> None:
+        """Feed the verify of a drafted round that ran alone.
+
+        It does not move the plain cost. But verifies far cheaper than their rungs show that the
+        plain cost is from slower times, in which every drafted round looks like a gain: it is
+        then measured afresh.
+        """
+        if not np.isfinite(ms) or ms <= 0:
+            return
+        share = np.float32(ms / self.ladder.ms(rows))
+        self._verify_share = np.float32(
+            self._verify_share + VERIFY_WEIGHT * (share - self._verify_share)
+        )
+        if self._verify_share < TOO_FAST and self._rounds_settled >= SETTLE_ROUNDS:
+            self._seeds = []
+            self._rounds_unconfirmed = STALE_ROUNDS
+            self._rounds_settled = 0
+            self._verify_share = np.float32(1)
 
     def sample_draft(self, ms: float) -> None:
         """Feed the time from asking for a draft to having it."""

@@ -62,13 +62,15 @@ class CostLadder:
         """A ladder from times measured on this machine.
 
         Args:
-            ms_by_rows: 1..16 times, entry r-1 for r rows. Noise that makes a rung cheaper than the
-                one below it is lifted to that one; rungs above the last keep the published shape.
+            ms_by_rows: 1..16 times, entry r-1 for r rows. Noise only adds time, so a rung that is
+                dearer than a wider one is lowered to it; rungs above the last keep the published
+                shape.
 
         Raises:
             ConfigError: no time, more than 16, or one that is not finite and positive.
         """
         measured = np.asarray(ms_by_rows, np.float32)
+        measured = np.minimum.accumulate(measured[::-1])[::-1]
         n_measured = len(measured)
         if not 1 <= n_measured <= MAX_ROWS or not np.all(np.isfinite(measured) & (measured > 0)):
             raise ConfigError(
@@ -77,8 +79,7 @@ class CostLadder:
             )
         published = np.asarray(_published_rungs(), np.float32)
         tail = published[n_measured:] * (measured[-1] / published[n_measured - 1])
-        rungs = np.maximum.accumulate(np.concatenate([measured, tail]))
-        return cls(tuple(float(rung) for rung in rungs))
+        return cls(tuple(float(rung) for rung in np.concatenate([measured, tail])))
 
     @property
     def plain_ms(self) -> float:

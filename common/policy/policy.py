@@ -83,7 +83,16 @@ class RoundPolicy(Protocol):
 
 
 class Off:
-    """Never drafts."""
+    """Never drafts.
+
+    Args:
+        costs: learn from its plain rounds, when given; the requests that do draft compare with
+            them.
+    """
+
+    def __init__(self, costs: TargetCosts | None = None) -> None:
+        self._costs = costs
+        self._last_rows = 0
 
     def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
         """A plain round."""
@@ -94,7 +103,12 @@ class Off:
         return 1
 
     def observe(self, result: RoundResult) -> None:
-        """Nothing to learn."""
+        """Feed the plain cost."""
+        if self._costs is not None:
+            self._costs.count_round()
+            if result.is_solo and self._last_rows == 1:
+                self._costs.sample_plain(result.wall_ms)
+        self._last_rows = result.rows
 
 
 class Fixed:
@@ -186,6 +200,8 @@ class Adaptive:
         gain_ms = (1 + result.n_accepted) * self._costs.plain_ms
         self._gate.record(gain_ms, result.wall_ms)
         self._costs.sample_draft(result.draft_ms)
+        if result.is_solo:
+            self._costs.sample_verify(result.rows, result.wall_ms - result.draft_ms)
         reached = min(result.n_accepted + (not result.is_final), result.rows - 1)
         for index, confidence in enumerate(result.confidences[:reached]):
             self._costs.calibration.observe(confidence, is_accepted=index < result.n_accepted)

@@ -106,7 +106,7 @@ def test_winning_for_ever_still_confirms_the_plain_cost():
     for _ in range(300):
         plan = ask(policy)
         plans.append(plan)
-        policy.observe(drafted(8, 7, 20.0) if plan.draft else plain())
+        policy.observe(drafted(8, 7, LADDER[7]) if plan.draft else plain())
     measuring = [index for index, plan in enumerate(plans) if plan.reason == "measuring"]
     assert len(measuring) == 4
     assert sum(plan.draft for plan in plans) == 296
@@ -125,6 +125,27 @@ def _plan_and_observe(policy, index):
     plan = ask(policy)
     policy.observe(drafted(8, 7, 20.0) if plan.draft else plain(5.0 if index % 2 else 20.0))
     return plan
+
+
+def test_verifies_far_below_their_rung_have_the_plain_cost_measured_afresh():
+    """A plain cost from a busy minute made every losing round look like a gain."""
+    costs, policy = warmed()
+    for _ in range(40):
+        policy.observe(drafted(2, 0, 8.0))
+    assert ask(policy).reason == "measuring"
+    for _ in range(4):
+        policy.observe(plain(5.0))
+    assert costs.plain_ms == pytest.approx(5.0)
+    assert not costs.wants_plain
+
+
+def test_requests_without_drafts_teach_the_plain_cost():
+    """They are what drafting is compared with."""
+    costs, _ = warmed()
+    policy = Off(costs)
+    for _ in range(3):
+        policy.observe(plain(12.0))
+    assert costs.plain_ms == pytest.approx(10.2 + 0.18)
 
 
 def test_confident_blocks_are_kept_and_doubtful_ones_cut():

@@ -1,4 +1,4 @@
-"""A coordinator, scripted workers and clients on one mesh; the stage of coordinator and chaos tests."""
+"""A coordinator, scripted workers and clients on one mesh: the stage of our tests."""
 
 import itertools
 
