@@ -167,9 +167,14 @@ def down(name: str | None) -> None:
 @cli.command()
 @config_options
 @click.option("--resolved", is_flag=True, help="Every value and where it comes from.")
-def config(resolved: bool, **flags: Any) -> None:
+@click.option("--write", is_flag=True, help="Also into the run folder, for services run by hand.")
+def config(resolved: bool, write: bool, **flags: Any) -> None:
     """Check a configuration and print it."""
     made = resolve(**flags)
+    if write:
+        run_dir = run_dir_of(made.config, environment())
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made.save_resolved(run_dir)
     for table, keys in as_tables(made.config).items():
         click.echo(f"[{table}]")
         for key, value in keys.items():

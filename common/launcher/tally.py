@@ -47,7 +47,7 @@ class Summary:
     high: float  # upper quartile
     ttft_s: float  # median over files
     ms_per_round: float  # median over files
-    acceptance_length: float  # median over files; 0 where nothing was drafted
+    acceptance_length: float  # median over runs that drafted; 0 where nothing was drafted
     plain_share: float  # of all rounds
     rows: Mapping[str, int]  # rounds by rows verified, all files
     near_ties: int
@@ -122,10 +122,7 @@ def _summary(arm: str, runs: Sequence[Run], texts: Mapping[str, tuple[int, ...]]
         high=quartiles[2],
         ttft_s=_median_over_files(by_file, "ttft_s"),
         ms_per_round=_median_over_files(by_file, "ms_per_round"),
-        acceptance_length=statistics.median(
-            statistics.fmean(float(run.stats.get("acceptance_length", 0.0)) for run in group)
-            for group in by_file.values()
-        ),
+        acceptance_length=_acceptance(runs),
         plain_share=n_plain / n_rounds if n_rounds else 0.0,
         rows=_rows(runs),
         near_ties=sum(int(run.stats.get("near_ties", 0)) for run in runs),
@@ -140,6 +137,12 @@ def _median_over_files(by_file: Mapping[str, Sequence[Run]], name: str) -> float
     return statistics.median(
         statistics.fmean(getattr(run, name) for run in group) for group in by_file.values()
     )
+
+
+def _acceptance(runs: Sequence[Run]) -> float:
+    drafted = [run.stats for run in runs if run.stats.get("drafted_rounds")]
+    lengths = [float(stats["acceptance_length"]) for stats in drafted]
+    return statistics.median(lengths) if lengths else 0.0
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, int]:
