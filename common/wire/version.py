@@ -13,8 +13,8 @@ from common.wire.messages import ModelCard
 MAJOR: Final = 1  # rises when an old peer would misunderstand
 MINOR: Final = 0  # rises when fields (with defaults, at the end) or types are added
 
-# What may differ between a drafter and its target: how much each can hold or has bound.
-_OWN_BUSINESS: Final = frozenset({"context_len", "window"})
+# What may differ between a drafter and its target: what each is, and how much it can hold.
+_OWN_BUSINESS: Final = frozenset({"model_type", "context_len", "window"})
 
 
 def compatible(major: int) -> bool:
