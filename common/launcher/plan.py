@@ -4,6 +4,7 @@ Owns what is started and with which BLAS threads. Does not know how a process is
 """
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,17 +64,23 @@ def replicas(config: Config, role: str) -> int:
 
 def plan(config: Config, run_dir: Path, roles: tuple[str, ...] = ROLES) -> list[ProcessSpec]:
     """All processes of a run in start order."""
+    place = "" if COORDINATOR in roles else place_of(config)
     return [
-        make_spec(config, run_dir, role, index)
+        make_spec(config, run_dir, role, index, place)
         for role in ROLES
         if role in roles
         for index in range(1, replicas(config, role) + 1)
     ]
 
 
-def make_spec(config: Config, run_dir: Path, role: str, index: int) -> ProcessSpec:
-    """One process; `index` counts from 1 within its role."""
-    name = COORDINATOR if role == COORDINATOR else f"{role}.{index}"
+def place_of(config: Config) -> str:
+    """What tells this machine's workers from others at a coordinator elsewhere: "@drafter-box"."""
+    return f"@{config.keys.name or platform.node()}"
+
+
+def make_spec(config: Config, run_dir: Path, role: str, index: int, place: str = "") -> ProcessSpec:
+    """One process; `index` counts from 1 within its role, `place` makes its name unique."""
+    name = COORDINATOR if role == COORDINATOR else f"{role}.{index}{place}"
     argv = (
         sys.executable,
         "-P",  # a folder `common` where the user stands is not ours

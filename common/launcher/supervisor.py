@@ -6,6 +6,7 @@ Invariant: when `run` returns, no child is left.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -16,14 +17,13 @@ from typing import Any, Final
 from common.config import Config
 from common.errors import DFlashError, NotReady
 from common.launcher.coordinator_link import CoordinatorLink
-from common.launcher.plan import COORDINATOR, TARGET, ProcessSpec, make_spec
+from common.launcher.plan import COORDINATOR, TARGET, ProcessSpec, make_spec, place_of
 from common.launcher.processes import FINAL_CODES, KILL_AFTER_S, Child, describe_exit, error_of
 from common.launcher.rundir import LAUNCHER_NAME, ProcessId, RunDir
 from common.launcher.status import Row, join
 
 POLL_STARTING_S: Final = 0.1
 POLL_RUNNING_S: Final = 1.0
-MAX_REPLICAS: Final = 64
 STARTING: Final = ("waiting", "starting")
 UP: Final = ("ready", "busy")
 
@@ -52,7 +52,8 @@ class Supervisor:
         self._status: Mapping[str, Any] = {}
         self.n_signals = 0
         self._forced_code = 0
-        self.is_serving = False  # a target has been ready once
+        # A target has been ready once; workers of a coordinator elsewhere never hold up the start.
+        self.is_serving = not self._has_coordinator
 
     # ------------------------------------------------------------------ the run
 
@@ -186,7 +187,8 @@ class Supervisor:
     async def _watch(self) -> None:
         """Join what the coordinator says with what we see, again and again."""
         while True:
-            self._status = await self._link.status() or {}
+            if self._has_coordinator:
+                self._status = await self._link.status() or {}
             rows = self.rows()
             for row in rows:
                 child = self._children[row.name]
@@ -242,9 +244,12 @@ class Supervisor:
 
     def add(self, role: str) -> str:
         """Start one more process of a role; returns its name."""
-        taken = set(self._children)
-        index = next(i for i in range(1, MAX_REPLICAS + 1) if f"{role}.{i}" not in taken)
-        spec = make_spec(self.config, self._run_dir.path, role, index)
+        place = "" if self._has_coordinator else place_of(self.config)
+        specs = (
+            make_spec(self.config, self._run_dir.path, role, index, place)
+            for index in itertools.count(1)
+        )
+        spec = next(spec for spec in specs if spec.name not in self._children)
         self.start(spec)
         return spec.name
 

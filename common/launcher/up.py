@@ -131,12 +131,14 @@ def _is_up(
         return False
     except NotReady:
         return False
-    return not all_ready or _all_ready(snapshot, view)
-
-
-def _all_ready(snapshot: dict[str, Any], view: StartupView) -> bool:
     rows = [Row(**row) for row in snapshot["processes"]]
+    if not all_ready:
+        return any(row.state == "ready" for row in rows)  # the coordinator listens
     view(rows, snapshot)
+    return _all_ready(snapshot, rows)
+
+
+def _all_ready(snapshot: dict[str, Any], rows: list[Row]) -> bool:
     if snapshot["state"] == "draining":
         return False  # it ends by itself; its exit code says why
     for row in rows:

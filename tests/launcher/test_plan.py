@@ -43,8 +43,15 @@ def test_a_process_is_started_by_module_name_and_told_its_run_folder():
 
 
 def test_only_some_roles_can_be_planned():
-    """`up --only drafter` is how another machine joins."""
-    assert [spec.name for spec in plan(config_of(), RUN, ("drafter",))] == ["drafter.1"]
+    """`up --only coordinator,target` leaves drafting to other machines."""
+    specs = plan(config_of(), RUN, ("target", "coordinator"))
+    assert [spec.name for spec in specs] == ["coordinator", "target.1"]
+
+
+def test_workers_of_a_coordinator_elsewhere_say_where_they_are():
+    """Two machines with a `drafter.1` each would push each other out."""
+    config = config_of(keys__name="drafter-box")
+    assert [spec.name for spec in plan(config, RUN, ("drafter",))] == ["drafter.1@drafter-box"]
 
 
 def test_a_target_without_drafter_checkpoint_gets_no_drafter():

@@ -200,7 +200,7 @@ def test_scale_up_starts_and_scale_down_drains_the_highest(run_dir, monkeypatch)
     """Draining before the end is what keeps running requests whole."""
     monkeypatch.setattr(
         "common.launcher.supervisor.make_spec",
-        lambda config, folder, role, index: spec(f"{role}.{index}"),
+        lambda config, folder, role, index, place: spec(f"{role}.{index}"),
     )
 
     async def story(supervisor, link, seen):
@@ -215,6 +215,18 @@ def test_scale_up_starts_and_scale_down_drains_the_highest(run_dir, monkeypatch)
     assert seen["down"] == ["drafter.2", "drafter.3"]
     assert sorted(link.drained) == ["drafter.2", "drafter.3"]
     assert seen["left"] == {"coordinator", "target.1", "drafter.1"}
+
+
+def test_workers_of_a_coordinator_elsewhere_count_as_ready_once_started(run_dir):
+    """`up --only drafter --wait` must return, although nobody here can ask the coordinator."""
+
+    async def story(supervisor, link, seen):
+        link.ready = False
+        assert await supervisor.wait_until_settled()
+        seen["state"] = supervisor.state()
+
+    _, _, seen = drive(run_dir, [spec("drafter.1@box")], story)
+    assert seen["state"] == "ready"
 
 
 @pytest.mark.parametrize(("role", "n"), [("target", 0), ("drafter", -1), ("coordinator", 2)])
