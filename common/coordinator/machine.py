@@ -12,7 +12,6 @@ passed in.
     any        -> TargetLost      -> once more from WAITING, or ENDED
     any        -> DrafterLost     -> goes on without
     any        -> Stopped         -> Close                       ENDED
-
 Invariants: a round's Verify never changes once sent; whatever does not carry the present round's
 key is dropped and counted; indices of tokens sent to the client are contiguous from 0.
 """
@@ -121,7 +120,7 @@ class RequestMachine:
             case DrafterAssigned():
                 return self.attachment.attach(event)
             case DrafterLost():
-                return self._on_drafter_lost(event, now)
+                return self._drop_drafter(now + event.retry_s, now)
             case TargetLost():
                 return self._on_target_lost(event)
             case Failed():
@@ -144,10 +143,9 @@ class RequestMachine:
 
     def _open_message(self) -> Open:
         committed, ticket = self.reply.ids, self.attachment.ticket
-        prompt = self.request.prompt
+        prompt, sampling = self.request.prompt, self.request.sampling
         if self._prompt_ids is not None:
             prompt = from_ids([*self._prompt_ids, *committed])
-        sampling = self.request.sampling
         return Open(
             self.session, self._epoch, ticket, prompt, len(committed), sampling, bool(ticket)
         )
@@ -205,7 +203,7 @@ class RequestMachine:
         if isinstance(event, Verified):
             return [*commands, *self._on_verified(event, now, scene)]
         if isinstance(event, DraftFailed) and event.reason == "unknown_session":
-            commands += self._on_drafter_lost(self.link_lost(event.reason), now)
+            commands += self._drop_drafter(now + self.attachment.retry_s(), now)
         self._wait_for_target(now)
         return commands
 
@@ -229,14 +227,10 @@ class RequestMachine:
     def _tokens(self, ids: tuple[int, ...], pieces: tuple[str, ...], n_accepted: int) -> Tokens:
         return Tokens(self.request.name, len(self.reply.ids), ids, pieces, n_accepted)
 
-    def link_lost(self, reason: str) -> DrafterLost:
-        """The event for a lost link, with a wait that doubles each time."""
-        return DrafterLost(reason, self.attachment.retry_s())
-
-    def _on_drafter_lost(self, event: DrafterLost, now: float) -> list[Command]:
+    def _drop_drafter(self, closed_until: float, now: float) -> list[Command]:
         if not self.attachment.is_held:
             return []
-        commands = self.attachment.leave(closed_until=now + event.retry_s)
+        commands = self.attachment.leave(closed_until=closed_until)
         return [*commands, *self._give_up_draft(now)]
 
     def _give_up_draft(self, now: float, *, is_late: bool = False) -> list[Command]:
@@ -259,7 +253,7 @@ class RequestMachine:
         return [ToTarget(self._open_message())]
 
     def _on_target_failed(self, event: Failed) -> list[Command]:
-        """A session fault: an unknown session can be opened again, anything else is final."""
+        """An unknown session can be opened again, any other fault of the session is final."""
         if event.name != self.session:
             return self._stale()
         if self.phase is not Phase.PREFILLING and event.code == BadRequest.code:
@@ -281,13 +275,13 @@ class RequestMachine:
         return [*commands, WantTarget()]
 
     def _finish(self, reason: str, tail: str) -> list[Command]:
-        reply = self.reply
-        done = Done(self.request.name, reason, tail, reply.stats(), len(reply.ids))
-        return [ToClient(done), *self._end(reason)]
+        name, reply = self.request.name, self.reply
+        done = ToClient(Done(name, reason, tail, reply.stats(), len(reply.ids)))
+        return [done, *self._end(reason)]
 
     def _fail(self, code: str, message: str, retry_after_s: float = 0.0) -> list[Command]:
-        failed = Failed(self.request.name, code, message, retry_after_s)
-        return [ToClient(failed), *self._end(code)]
+        failed = ToClient(Failed(self.request.name, code, message, retry_after_s))
+        return [failed, *self._end(code)]
 
     def _end(self, result: str) -> list[Command]:
         commands = self._leave()

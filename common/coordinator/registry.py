@@ -17,7 +17,7 @@ from common.net.liveness import ALIVE, Liveness
 from common.policy.calibration import Calibration
 from common.policy.costs import TargetCosts
 from common.wire.messages import Heartbeat, Hello, Progress, Ready
-from common.wire.roles import DRAFTER, TARGET
+from common.wire.roles import TARGET
 from common.wire.version import card_mismatch
 
 logger = logging.getLogger(__name__)
@@ -209,8 +209,3 @@ class Registry:
         drafter.n_quarantines += 1
         drafter.quarantined_until = now + seconds
         logger.warning("%s: no drafts asked for %.0f s (%s)", drafter.name, seconds, reason)
-
-
-def is_worker(role: str) -> bool:
-    """Whether a role is registered here."""
-    return role in (TARGET, DRAFTER)

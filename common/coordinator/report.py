@@ -4,6 +4,7 @@ Owns its keys, which `ps` and the start-up view read. Changes nothing.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from common.coordinator.registry import Registry, Worker
@@ -12,8 +13,15 @@ from common.coordinator.requests import Requests
 Report = dict[str, Any]
 
 
-def status_body(registry: Registry, requests: Requests, now: float, *, is_draining: bool) -> str:
-    """The whole report; `now` in monotonic seconds."""
+def status_body(
+    registry: Registry,
+    requests: Requests,
+    ended: Mapping[str, int],
+    now: float,
+    *,
+    is_draining: bool,
+) -> str:
+    """The whole report; `ended` counts requests by result, `now` is in monotonic seconds."""
     workers = [_worker(worker, now) for worker in registry]
     state = "ready" if registry.may_serve(now) else "starting"
     n_waiting = requests.n_waiting
@@ -21,7 +29,7 @@ def status_body(registry: Registry, requests: Requests, now: float, *, is_draini
         "state": "draining" if is_draining else state,
         "workers": workers,
         "requests": {"running": len(requests) - n_waiting, "queued": n_waiting},
-        "counters": requests.counters(),
+        "counters": dict(ended),
     }
     return json.dumps(body)
 

@@ -5,15 +5,12 @@ roles or how a message leaves: `post` takes it. Times are passed in.
 Invariant: a session name leads to one request, and to the workers that hold it now.
 """
 
-import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import assert_never
 
 from common.config import CoordinatorConfig, PolicyConfig
-from common.coordinator.admission import MAX_WAIT_S, Queue
+from common.coordinator.admission import Queue
 from common.coordinator.events import (
     Command,
     DeadlineReached,
@@ -24,11 +21,9 @@ from common.coordinator.events import (
     Event,
     LeaveDrafter,
     LeaveTarget,
-    Phase,
     Placed,
     Request,
     RoundDone,
-    Scene,
     Stopped,
     StrikeDrafter,
     TargetLost,
@@ -40,33 +35,15 @@ from common.coordinator.events import (
 )
 from common.coordinator.machine import RequestMachine
 from common.coordinator.registry import Registry, Worker
+from common.coordinator.running import Running
+from common.coordinator.tally import WHOLE, Tally
 from common.coordinator.waits import Limits
-from common.errors import Busy, Cancelled, DeadlineExceeded
-from common.metrics import Metrics
+from common.errors import Cancelled
 from common.policy.policy import Adaptive, Fixed, Off, RoundPolicy
 from common.wire.messages import LinkLost, Message
 from common.wire.roles import DRAFTER, TARGET
 
-logger = logging.getLogger(__name__)
-
 Post = Callable[[str, Message], None]
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """One request and the workers that hold it."""
-
-    machine: RequestMachine
-    target: Worker | None = None
-    drafter: Worker | None = None
-
-    @property
-    def expires_at(self) -> float:
-        """When it ends whatever happens, in monotonic seconds."""
-        request = self.machine.request
-        ends = math.inf if request.expires_at is None else request.expires_at
-        is_new = self.machine.phase is Phase.WAITING and not self.machine.reply.ids
-        return min(ends, request.submitted_at + MAX_WAIT_S) if is_new else ends
 
 
 class Requests:
@@ -76,7 +53,7 @@ class Requests:
         config: limits.
         policy: how rows are chosen.
         registry: the workers.
-        metrics: what is counted.
+        tally: what is counted.
         new_ticket: makes an unguessable word for a data link.
         post: takes a message for a peer.
     """
@@ -86,13 +63,13 @@ class Requests:
         config: CoordinatorConfig,
         policy: PolicyConfig,
         registry: Registry,
-        metrics: Metrics,
+        tally: Tally,
         new_ticket: Callable[[], str],
         post: Post,
     ) -> None:
         self._policy = policy
         self._registry = registry
-        self._metrics = metrics
+        self._tally = tally
         self._new_ticket = new_ticket
         self._post = post
         self._limits = Limits(
@@ -104,7 +81,6 @@ class Requests:
         self._running: dict[int, Running] = {}
         self._sessions: dict[str, Running] = {}
         self._names: dict[tuple[str, str], Running] = {}
-        self._ended: Counter[str] = Counter()
         self._stuck: list[tuple[Worker, str]] = []
 
     def __len__(self) -> int:
@@ -114,10 +90,6 @@ class Requests:
     def n_waiting(self) -> int:
         """Requests without a target."""
         return len(self._queue)
-
-    def counters(self) -> dict[str, int]:
-        """Requests by how they ended."""
-        return dict(self._ended)
 
     def has(self, client: str, name: str) -> bool:
         """Whether a client's request runs or waits."""
@@ -148,21 +120,22 @@ class Requests:
     def on_session(self, worker: Worker, session: str, event: Event, now: float) -> bool:
         """Pass a worker's word on to its request; False: the worker does not hold this session."""
         running = self._sessions.get(session)
-        if running is None or worker not in (running.target, running.drafter):
+        if running is None or not running.holds(worker):
             return False
         n_stale = running.machine.n_stale
         self._feed(running, event, now)
         if running.machine.n_stale > n_stale:
-            self._metrics.count("dflash_stale")
+            self._tally.stale()
         return True
 
     def on_link_lost(self, worker: Worker, message: LinkLost, now: float) -> None:
         """A data link is gone; what names an old ticket is dropped."""
         running = self._sessions.get(message.session)
-        if running is None or worker not in (running.target, running.drafter):
+        if running is None or not running.holds(worker):
             return
         if running.machine.attachment.ticket == message.ticket:
-            self._feed(running, running.machine.link_lost(message.reason), now)
+            retry_s = running.machine.attachment.retry_s()
+            self._feed(running, DrafterLost(message.reason, retry_s), now)
 
     def stop(self, client: str, name: str, now: float) -> None:
         """A client cancels one request; an unknown one is none any more."""
@@ -206,19 +179,11 @@ class Requests:
     def on_time(self, now: float) -> None:
         """Look at every request whose time has come."""
         for running in self._of(lambda one: now >= one.expires_at):
-            self._feed(running, self._expired(running.machine.request, now), now)
+            self._feed(running, running.expired(now), now)
         for running in self._of(lambda one: one.machine.due is not None):
             due = running.machine.due
             if due is not None and now >= due:
                 self._feed(running, DeadlineReached(), now)
-
-    def _expired(self, request: Request, now: float) -> Stopped:
-        waited_s = now - request.submitted_at
-        if request.expires_at is not None and now >= request.expires_at:
-            text = f"request {request.name}: not done after {waited_s:.3f} s, its deadline"
-            return Stopped(DeadlineExceeded.code, text)
-        text = f"request {request.name}: no target was free within {waited_s:.0f} s; try again"
-        return Stopped(Busy.code, text)
 
     def take_stuck(self) -> list[tuple[Worker, str]]:
         """Targets that a request found stuck since the last call, with the reason."""
@@ -270,21 +235,13 @@ class Requests:
 
     def _feed(self, running: Running, event: Event, now: float) -> None:
         before = running.machine.session
-        commands = running.machine.handle(event, now, self._scene(running, now))
+        commands = running.machine.handle(event, now, running.scene(self._registry, now))
         session = running.machine.session
         if session != before and session and running.target is not None:
             self._sessions[session] = running
             running.target.sessions.add(session)
         for command in commands:
             self._execute(running, command, before or session, now)
-
-    def _scene(self, running: Running, now: float) -> Scene:
-        drafter = running.drafter
-        return Scene(
-            is_solo=running.target is None or len(running.target.sessions) <= 1,
-            can_draft=drafter is not None and not drafter.is_quarantined(now),
-            draft_deadline_s=self._registry.draft_deadline_s(drafter),
-        )
 
     def _execute(self, running: Running, command: Command, session: str, now: float) -> None:
         match command:
@@ -313,7 +270,7 @@ class Requests:
             case WantTarget():
                 self._queue.put_first(running.machine.request.number)
             case RoundDone():
-                self._count_round(command)
+                self._tally.round_done(command)
             case Ended(result):
                 self._end(running, result, now)
             case _:
@@ -323,28 +280,14 @@ class Requests:
         if worker is not None:
             self._post(worker.peer, message)
 
-    def _count_round(self, done: RoundDone) -> None:
-        metrics = self._metrics
-        metrics.count("dflash_rounds", result="drafted" if done.rows > 1 else "plain")
-        metrics.count("dflash_tokens", done.n_tokens)
-        metrics.count("dflash_draft_tokens", done.rows - 1)
-        metrics.count("dflash_accepted_tokens", done.n_accepted)
-        metrics.count("dflash_near_ties", done.near_ties)
-        metrics.observe("dflash_round_seconds", done.verify_s, part="verify")
-        if done.draft_s > 0:
-            metrics.observe("dflash_round_seconds", done.draft_s, part="draft")
-
     def _end(self, running: Running, result: str, now: float) -> None:
         request = running.machine.request
         self._running.pop(request.number, None)
         self._names.pop((request.client, request.name), None)
         self._queue.remove(request.number)
-        self._ended[result] += 1
-        self._metrics.count("dflash_requests", result=result)
-        if result in ("stop", "length"):
+        if result in WHOLE:
             self._queue.finished(now - request.submitted_at)
-            self._metrics.observe("dflash_ttft_seconds", running.machine.reply.ttft_s)
-        logger.info("%s: %s, %s", request.name, result, running.machine.reply.line())
+        self._tally.request_ended(request, result, running.machine.reply)
 
     def _of(self, is_wanted: Callable[[Running], bool]) -> Iterable[Running]:
         return [running for running in self._running.values() if is_wanted(running)]
