@@ -22,7 +22,7 @@ from common.errors import (
     ModelMismatch,
     NotReady,
 )
-from common.launcher.plan import ProcessSpec
+from common.launcher.plan import COORDINATOR, ProcessSpec
 from common.launcher.restart import RestartRecord
 from common.launcher.rundir import ProcessId
 
@@ -43,6 +43,7 @@ class Child:
     def __init__(self, spec: ProcessSpec, logs: Path) -> None:
         self.spec = spec
         self.log_path = logs / f"{spec.name}.log"
+        self._coordinator_log = logs / f"{COORDINATOR}.log"
         self.record = RestartRecord(spec.backoff_s, spec.restarts)
         self.state = "waiting"  # waiting | starting | ready | draining | given up | gone
         self.id: ProcessId | None = None
@@ -101,18 +102,17 @@ class Child:
             await self.wait()
 
     def error_line(self) -> str:
-        """The last error that its log holds; else its last line."""
+        """Why it ended: its refusal by the coordinator, else what its own log says last."""
+        sign = f"| warning {self.spec.name} refused: "
+        refusals = [line for line in _tail(self._coordinator_log) if sign in line]
+        if refusals:
+            return refusals[-1].split(sign, 1)[1].strip()
         return last_error_line(self.log_path)
 
 
 def last_error_line(path: Path) -> str:
     """The last error in a log file, with the end of its trace; else the last message."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
+    lines = _tail(path)
     errors = [index for index, line in enumerate(lines) if "| error " in line]
     if not errors:
         return next(reversed(lines), "").rpartition("| ")[2].strip()
@@ -120,6 +120,15 @@ def last_error_line(path: Path) -> str:
     trace = lines[errors[-1] + 1 : errors[-1] + 2]
     has_trace = bool(trace) and trace[0].startswith("Traceback")
     return f"{sentence}: {lines[-1].strip()}" if has_trace else sentence
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def describe_exit(status: int) -> str:

@@ -20,7 +20,7 @@ from common.errors import AddressInUse, DFlashError, NotReady, PeerError
 from common.launcher.launch import launched, signals_to
 from common.launcher.logs import POLL_S, LogReader
 from common.launcher.orders import ask
-from common.launcher.plan import python_environ
+from common.launcher.plan import TARGET, check_models, python_environ
 from common.launcher.processes import error_of, last_error_line
 from common.launcher.rundir import LAUNCHER_NAME, LOGS_DIR, claim, running_launcher
 from common.launcher.status import Row
@@ -58,6 +58,8 @@ def start_background(resolved: Resolved, roles: tuple[str, ...], wait_s: float |
         NotReady: not ready in time; nothing is left running.
         DFlashError: it ended; the type and the sentence are its own.
     """
+    if TARGET in roles:
+        check_models(resolved.config)
     run_dir = run_dir_of(resolved.config, environment())
     if (owner := running_launcher(run_dir)) is not None:
         raise AddressInUse(
@@ -121,7 +123,8 @@ def _is_up(
     process: "subprocess.Popen[str]", run_dir: Path, view: StartupView, *, all_ready: bool
 ) -> bool:
     if process.poll() is not None:
-        early = process.stderr.read().strip() if process.stderr is not None else ""
+        with process:
+            early = process.stderr.read().strip() if process.stderr is not None else ""
         sentence = early or last_error_line(run_dir / LOGS_DIR / f"{LAUNCHER_NAME}.log")
         sentence = sentence.removeprefix("dflash-up: ")
         raise error_of(process.returncode, sentence or f"exit {process.returncode}")
