@@ -147,7 +147,7 @@ class Round:
                 n_accepted=event.n_accepted,
                 wall_ms=wall_ms,
                 draft_ms=self._draft_ms if is_solo else self._drafter_ms,
-                confidences=self._confidences if event.rows_run > 1 else (),
+                confidences=self._confidences,
                 is_solo=is_solo,
                 is_final=bool(event.finish),
             )
