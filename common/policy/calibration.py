@@ -6,44 +6,53 @@ Float32 throughout: 0.9 and 0.88 share a bin only there.
 Source: mlx-serve, `dflash_policy.zig`.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 N_BINS: Final = 12
 DECAY: Final = np.float32(0.97)  # weight of the past at each observation of a bin
 PRIOR_WEIGHT: Final = np.float32(3)  # observations that the prior counts for
 DOUBT_FLOOR: Final = np.float32(1e-3)  # confidences above 0.999 are one and the same
+ONE: Final = np.float32(1)
 
 
-def spread(confidence: float) -> np.float32:
-    """Stretch a confidence so that 0, 0.9, 0.99 and 0.999 lie one apart.
+def spread(confidences: Sequence[float]) -> Floats:
+    """Stretch confidences so that 0, 0.9, 0.99 and 0.999 lie one apart.
 
     Args:
-        confidence: 0..1; values outside are clipped, NaN counts as 0.
+        confidences: 0..1 each; values outside are clipped, NaN counts as 0.
 
     Returns:
         -log10(1 - confidence), in 0..3.
     """
-    finite = np.nan_to_num(np.float32(confidence), nan=0.0)
-    doubt = np.float32(1) - np.clip(finite, np.float32(0), np.float32(1))
-    return np.float32(-np.log10(np.maximum(doubt, DOUBT_FLOOR)))
+    said = np.asarray(confidences, np.float32)
+    doubt = np.where(said > 0, ONE - said, ONE)  # NaN is not above 0
+    return np.asarray(-np.log10(np.maximum(doubt, DOUBT_FLOOR)), np.float32)
 
 
-def bin_of(confidence: float) -> int:
-    """Index of the bin, 0..11; four bins to one unit of `spread`."""
-    return min(N_BINS - 1, int(np.floor(np.float32(4) * spread(confidence))))
-
-
-def prior(confidence: float) -> float:
-    """Probability of survival before anything was observed.
+def bins_of(confidences: Sequence[float]) -> list[int]:
+    """Index of each confidence's bin, 0..11; four bins to one unit of `spread`.
 
     Examples:
-        >>> round(prior(0.9), 3)
+        >>> bins_of([0.5, 0.88, 0.9, 0.99])
+        [1, 3, 3, 8]
+    """
+    return _bins(spread(confidences))
+
+
+def priors(confidences: Sequence[float]) -> Floats:
+    """Probabilities of survival before anything was observed.
+
+    Examples:
+        >>> round(float(priors([0.9])[0]), 3)
         0.606
     """
-    score = np.float32(-1.15) + np.float32(1.58) * spread(confidence)
-    return float(np.float32(1) / (np.float32(1) + np.exp(-score)))
+    return _priors(spread(confidences))
 
 
 class Calibration:
@@ -53,14 +62,30 @@ class Calibration:
         self._hits = np.zeros(N_BINS, np.float32)
         self._seen = np.zeros(N_BINS, np.float32)
 
-    def probability(self, confidence: float) -> float:
-        """P(draft survives | those before it did), 0..1."""
-        index = bin_of(confidence)
-        weighted = self._hits[index] + PRIOR_WEIGHT * np.float32(prior(confidence))
-        return float(weighted / (self._seen[index] + PRIOR_WEIGHT))
+    def probabilities(self, confidences: Sequence[float]) -> Floats:
+        """P(draft survives | those before it did) of each draft, 0..1."""
+        stretched = spread(confidences)
+        bins = _bins(stretched)
+        weighted = self._hits[bins] + PRIOR_WEIGHT * _priors(stretched)
+        return np.asarray(weighted / (self._seen[bins] + PRIOR_WEIGHT), np.float32)
 
-    def observe(self, confidence: float, *, is_accepted: bool) -> None:
-        """Record one draft that was reached; drafts after the first rejection were not."""
-        index = bin_of(confidence)
-        self._hits[index] = DECAY * self._hits[index] + np.float32(is_accepted)
-        self._seen[index] = DECAY * self._seen[index] + np.float32(1)
+    def observe(self, confidences: Sequence[float], n_accepted: int) -> None:
+        """Record drafts that were reached, in order; the first `n_accepted` survived.
+
+        Drafts after the first rejection were not reached and must not be given.
+        """
+        for index, bin_ in enumerate(bins_of(confidences)):
+            hit = np.float32(index < n_accepted)
+            self._hits[bin_] = DECAY * self._hits[bin_] + hit
+            self._seen[bin_] = DECAY * self._seen[bin_] + ONE
+
+
+def _bins(stretched: Floats) -> list[int]:
+    # not negative, so cutting off is rounding down
+    bins: list[int] = np.minimum(np.float32(4) * stretched, N_BINS - 1).astype(np.int64).tolist()
+    return bins
+
+
+def _priors(stretched: Floats) -> Floats:
+    scores = np.float32(-1.15) + np.float32(1.58) * stretched
+    return np.asarray(ONE / (ONE + np.exp(-scores)), np.float32)

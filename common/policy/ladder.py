@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import ConfigError
 
@@ -108,7 +109,10 @@ class RowChoice:
 
 
 def choose_rows(
-    probabilities: Sequence[float], ladder: CostLadder, *, max_rows: int = MAX_ROWS
+    probabilities: Sequence[float] | NDArray[np.float32],
+    ladder: CostLadder,
+    *,
+    max_rows: int = MAX_ROWS,
 ) -> RowChoice:
     """Choose the fewest rows whose tokens per millisecond are within 2 % of the best.
 
@@ -126,7 +130,7 @@ def choose_rows(
     """
     cap = max(1, min(max_rows, MAX_ROWS, len(probabilities) + 1))
     survival = np.asarray(probabilities[: cap - 1], np.float32)
-    survival = np.clip(np.nan_to_num(survival, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    survival = np.where(survival > 0, np.minimum(survival, np.float32(1)), np.float32(0))
     alive = np.cumprod(survival, dtype=np.float32)
     one = np.ones(1, np.float32)
     tokens = np.cumsum(np.concatenate([one, alive]), dtype=np.float32)

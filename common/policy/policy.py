@@ -169,7 +169,7 @@ class Adaptive:
             cap -= 1
         if not self._is_width_free:
             return cap
-        survival = [self._costs.calibration.probability(c) for c in confidences]
+        survival = self._costs.calibration.probabilities(confidences)
         return choose_rows(survival, ladder, max_rows=cap).rows
 
     def observe(self, result: RoundResult) -> None:
@@ -203,8 +203,7 @@ class Adaptive:
         if result.is_solo:
             self._costs.sample_verify(result.rows, result.wall_ms - result.draft_ms)
         reached = min(result.n_accepted + (not result.is_final), result.rows - 1)
-        for index, confidence in enumerate(result.confidences[:reached]):
-            self._costs.calibration.observe(confidence, is_accepted=index < result.n_accepted)
+        self._costs.calibration.observe(result.confidences[:reached], result.n_accepted)
         return result.wall_ms - gain_ms
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.policy.calibration import Calibration, bin_of, prior
+from common.policy.calibration import Calibration, bins_of, priors
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from common.policy.calibration import Calibration, bin_of, prior
 )
 def test_bins_are_those_of_float32(confidence, index):
     """In float64, 0.9 leaves the bin of 0.88, and 0.99 falls into bin 7."""
-    assert bin_of(confidence) == index
+    assert bins_of([confidence]) == [index]
 
 
 def test_bins_differ_in_float64():
@@ -23,33 +23,33 @@ def test_bins_differ_in_float64():
 @pytest.mark.parametrize(("confidence", "index"), [(-3.0, 0), (float("nan"), 0), (7.0, 11)])
 def test_confidence_outside_its_range_is_clipped(confidence, index):
     """A lying drafter must not index past the table."""
-    assert bin_of(confidence) == index
+    assert bins_of([confidence]) == [index]
 
 
 @pytest.mark.parametrize(("confidence", "expected"), [(0.9, 0.606), (0.2, 0.269)])
 def test_prior_before_any_observation(confidence, expected):
     """The first rounds of a model rest on it alone."""
-    assert prior(confidence) == pytest.approx(expected, abs=0.02)
-    assert Calibration().probability(confidence) == pytest.approx(expected, abs=0.02)
+    assert priors([confidence])[0] == pytest.approx(expected, abs=0.02)
+    assert Calibration().probabilities([confidence])[0] == pytest.approx(expected, abs=0.02)
 
 
 def test_rejections_lower_their_bin_only():
     """Learning about sure drafts must not spoil unsure ones."""
     calibration = Calibration()
-    before = calibration.probability(0.2)
+    before = calibration.probabilities([0.2])[0]
     for _ in range(40):
-        calibration.observe(0.9, is_accepted=False)
-    assert calibration.probability(0.9) < 0.3
-    assert calibration.probability(0.88) < 0.3
-    assert calibration.probability(0.2) == before
+        calibration.observe([0.9], 0)
+    assert calibration.probabilities([0.9])[0] < 0.3
+    assert calibration.probabilities([0.88])[0] < 0.3
+    assert calibration.probabilities([0.2])[0] == before
 
 
 def test_the_past_fades():
     """A request that turns from copying to prose must be noticed."""
     calibration = Calibration()
     for _ in range(80):
-        calibration.observe(0.7, is_accepted=True)
-    assert calibration.probability(0.7) > 0.9
+        calibration.observe([0.7], 1)
+    assert calibration.probabilities([0.7])[0] > 0.9
     for _ in range(80):
-        calibration.observe(0.7, is_accepted=False)
-    assert calibration.probability(0.7) < 0.2
+        calibration.observe([0.7], 0)
+    assert calibration.probabilities([0.7])[0] < 0.2

@@ -165,9 +165,9 @@ def test_width_is_not_chosen_where_it_would_bias_the_draws():
 def test_only_reached_drafts_teach_the_calibration():
     """Drafts behind a rejection were never judged."""
     costs, policy = warmed()
-    before = [costs.calibration.probability(c) for c in (0.95, 0.5, 0.1)]
+    before = costs.calibration.probabilities([0.95, 0.5, 0.1])
     policy.observe(drafted(4, 1, 20.0, [0.95, 0.5, 0.1]))
-    after = [costs.calibration.probability(c) for c in (0.95, 0.5, 0.1)]
+    after = costs.calibration.probabilities([0.95, 0.5, 0.1])
     assert after[0] > before[0]
     assert after[1] < before[1]
     assert after[2] == before[2]
@@ -176,9 +176,9 @@ def test_only_reached_drafts_teach_the_calibration():
 def test_the_cut_at_the_end_of_a_request_is_no_rejection():
     """max_tokens ends an accepted prefix without saying anything about the next draft."""
     costs, policy = warmed()
-    before = costs.calibration.probability(0.5)
+    before = costs.calibration.probabilities([0.5])[0]
     policy.observe(drafted(4, 1, 20.0, [0.95, 0.5, 0.1], is_final=True))
-    assert costs.calibration.probability(0.5) == before
+    assert costs.calibration.probabilities([0.5])[0] == before
 
 
 def test_a_draft_that_never_came_closes_the_gate():
