@@ -104,6 +104,8 @@ def with_plain_names(library: bytes) -> bytes:
 def _sections(image: bytearray) -> list[tuple[int, ...]]:
     (table,) = struct.unpack_from("<Q", image, 0x28)
     size, count = struct.unpack_from("<HH", image, 0x3A)
+    if table + size * count > len(image):
+        raise ValueError(f"section table ends at {table + size * count} of {len(image)} bytes")
     return [_SECTION.unpack_from(image, table + size * index) for index in range(count)]
 
 

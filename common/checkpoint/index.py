@@ -121,10 +121,17 @@ def _read_header(path: Path) -> dict[str, TensorSpan]:
                 f"damaged header in {str(path)!r}: {length} bytes in a file of {size}; "
                 "copy the file again"
             )
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
+        raw = file.read(length)
     start = 8 + length
-    return {name: _span(path, name, entry, start, size) for name, entry in header.items()}
+    try:
+        header = json.loads(raw)
+        header.pop("__metadata__", None)
+        return {name: _span(path, name, entry, start, size) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelMismatch(
+            f"unreadable header in {str(path)!r} ({type(error).__name__}: {error}); "
+            "copy the file again"
+        ) from error
 
 
 def _span(path: Path, name: str, entry: dict[str, Any], start: int, size: int) -> TensorSpan:

@@ -243,7 +243,7 @@ class Model:
         n_linear = args.layer_types.count(LINEAR)
         if n_linear:
             heads = (delta.key_heads, delta.groups, delta.key_dim, delta.value_dim)
-            pieces["recurrent"] = RecurrentRows((n_linear, *heads))
+            pieces["recurrent"] = RecurrentRows(n_linear, heads)
         for index, kind in enumerate(args.layer_types):
             if kind == LINEAR:
                 window = RowWindow(delta.kernel - 1, delta.channels, self.dtype)

@@ -69,15 +69,15 @@ class RowWindow:
 class DeltaChunk:
     """What the rows of a forward add to recurrent states, for any number of kept rows.
 
-    Leading axes beyond those named stack layers.
+    Several layers stand side by side on the axis of key heads.
     """
 
-    k: mx.array  # float32 [.., Hk, 1, R, Dk], unit length
-    u: mx.array  # float32 [.., Hk, G, R, Dv], corrected values
-    decay: mx.array  # float32 [.., Hk, G, R], cumulative log decay
+    k: mx.array  # float32 [Hk, 1, R, Dk], unit length
+    u: mx.array  # float32 [Hk, G, R, Dv], corrected values
+    decay: mx.array  # float32 [Hk, G, R], cumulative log decay
 
     def after(self, keep: int, current: mx.array) -> mx.array:
-        """The state [.., Hk, G, Dk, Dv] after `keep` rows, 1..R, from the one before the rows."""
+        """The state [Hk, G, Dk, Dv] after `keep` rows, 1..R, from the one before the rows."""
         decay = self.decay[..., :keep]
         last = decay[..., keep - 1 :]
         kept = self.u[..., :keep, :] * mx.exp(last - decay)[..., None]
@@ -86,20 +86,24 @@ class DeltaChunk:
 
 
 class RecurrentRows:
-    """States of all recurrent layers, stacked so that one product commits them together.
+    """States of all recurrent layers, side by side so that one product commits them together.
+
+    Args:
+        layers: L.
+        shape: of one layer, (Hk, G, Dk, Dv).
 
     Attributes:
-        states: float32 [L, Hk, G, Dk, Dv]; immutable, so a forward leaves the old one whole.
+        states: float32 [L * Hk, G, Dk, Dv]; immutable, so a forward leaves the old one whole.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.states = mx.zeros(shape)
-        self._chunks: list[DeltaChunk | None] = [None] * shape[0]
-        self._settled: list[tuple[mx.array, int] | None] = [None] * shape[0]
+    def __init__(self, layers: int, shape: tuple[int, int, int, int]) -> None:
+        self._layers = layers
+        self._become(mx.zeros((layers * shape[0], *shape[1:])))
+        self._forget()
 
     def layer_state(self, layer: int) -> mx.array:
         """The state [Hk, G, Dk, Dv] of one layer before this forward's rows."""
-        return self.states[layer]
+        return self._views[layer]
 
     def capture(self, layer: int, chunk: DeltaChunk) -> None:
         """Keep what any number of kept rows will need."""
@@ -111,35 +115,39 @@ class RecurrentRows:
 
     def check(self, rows: int, keep: int) -> None:
         """See `Rollable`."""
-        for chunk, settled in zip(self._chunks, self._settled, strict=True):
-            if settled is not None:
-                refuse_unless(settled[1], rows, "a recurrent layer")
+        for layer in range(self._layers):
+            if layer in self._settled:
+                refuse_unless(self._settled[layer][1], rows, "a recurrent layer")
                 if keep not in (0, rows):
                     raise RollBackRefused(
                         f"keep {keep} of {rows} rows: a forward of several chunks keeps all or none"
                     )
             else:
+                chunk = self._chunks.get(layer)
                 captured = 0 if chunk is None else chunk.decay.shape[-1]
                 refuse_unless(captured, rows, "a recurrent layer")
 
     def roll_back(self, keep: int) -> None:
         """See `Rollable`."""
-        if keep:
-            self.states = self._after(keep)
-        self._chunks = [None] * len(self._chunks)
-        self._settled = [None] * len(self._settled)
+        if keep and self._settled:
+            self._become(mx.concatenate([self._settled[i][0] for i in range(self._layers)]))
+        elif keep:
+            chunks = [self._chunks[i] for i in range(self._layers)]
+            side_by_side = DeltaChunk(
+                mx.concatenate([chunk.k for chunk in chunks]),
+                mx.concatenate([chunk.u for chunk in chunks]),
+                mx.concatenate([chunk.decay for chunk in chunks]),
+            )
+            self._become(side_by_side.after(keep, self.states))
+        self._forget()
 
-    def _after(self, keep: int) -> mx.array:
-        settled = [entry[0] for entry in self._settled if entry is not None]
-        if settled:
-            return mx.stack(settled)
-        chunks = [chunk for chunk in self._chunks if chunk is not None]
-        stacked = DeltaChunk(
-            mx.stack([chunk.k for chunk in chunks]),
-            mx.stack([chunk.u for chunk in chunks]),
-            mx.stack([chunk.decay for chunk in chunks]),
-        )
-        return stacked.after(keep, self.states)
+    def _become(self, states: mx.array) -> None:
+        self.states = states
+        self._views = mx.split(states, self._layers)
+
+    def _forget(self) -> None:
+        self._chunks: dict[int, DeltaChunk] = {}
+        self._settled: dict[int, tuple[mx.array, int]] = {}
 
 
 class GrowingRows:

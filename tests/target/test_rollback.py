@@ -74,13 +74,12 @@ def test_two_wrong_tails_leave_the_same_bits(model, prefixes, sequence, base, ro
 
 
 @pytest.mark.parametrize("base", [3, 18, 40])
-def test_kept_rows_equal_rows_fed_one_by_one(model, prefixes, sequence, base):
+def test_kept_rows_equal_rows_that_were_never_drafted(model, prefixes, sequence, base):
     """A roll back that is the same for all tails and wrong for all of them."""
     for keep in range(1, 9):
         ids = [*sequence[base : base + keep], *[EOS] * (8 - keep)]
         _, got = _after_verify(model, prefixes[base], ids, keep)
-        parts = [sequence[i : i + 1] for i in range(base + keep)]
-        wanted = feed_parts(model, [*parts, np.array(NEXT)])[-3:]
+        wanted = feed_parts(model, [np.array([*sequence[: base + keep], *NEXT])])[-3:]
         assert np.abs(got - wanted).max() < CLOSE
 
 

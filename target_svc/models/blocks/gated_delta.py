@@ -24,7 +24,14 @@ import mlx.core as mx
 import numpy as np
 
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
-from target_svc.models.blocks.norms import gate_scale, gated, inverse_length, is_cpu, silu
+from target_svc.models.blocks.norms import (
+    Tiled,
+    constant,
+    gated,
+    inverse_length,
+    is_cpu,
+    silu,
+)
 from target_svc.models.state import DeltaChunk, RecurrentRows, RowWindow
 
 CHUNK: Final = 64  # rows solved by one triangular inverse
@@ -73,56 +80,44 @@ class GatedDelta:
 
     def __init__(self, weights: DeltaWeights, shape: DeltaShape, eps: float) -> None:
         self._shape = shape
-        z = weights.z * gate_scale() if shape.gate == "sigmoid" else weights.z
-        into = mx.concatenate([weights.qkv, weights.b, weights.a, z.astype(weights.qkv.dtype)])
-        self._into = mx.contiguous(into.T)
-        self._taps = mx.contiguous(weights.conv[:, 0, :].T)
-        self._rate = -mx.exp(weights.a_log.astype(mx.float32))[:, None]
-        self._dt_bias = weights.dt_bias.astype(mx.float32)[:, None]
+        dtype = weights.qkv.dtype
+        self._into = mx.contiguous(mx.concatenate([weights.qkv, weights.z]).T)
+        self._gates = mx.concatenate([weights.b, weights.a])
+        self._taps = Tiled(mx.contiguous(weights.conv[:, 0, :].T))
+        self._rate = Tiled(-mx.exp(weights.a_log.astype(mx.float32)), axis=1)
+        self._dt_bias = Tiled(weights.dt_bias.astype(mx.float32), axis=1)
         # q is not scaled by 1/sqrt(Dk); the norm of the output takes that out again, eps included.
         self._floor = eps * shape.key_dim * shape.value_dim
-        norm = weights.norm.astype(mx.float32) * math.sqrt(shape.value_dim)
-        out = weights.out.T * WRITE_GAIN
         self._folds_norm = is_cpu()
-        if self._folds_norm:
-            out = out * mx.tile(norm, shape.value_heads)[:, None]
-        self._norm = norm
-        self._out = mx.contiguous(out)
+        norm = weights.norm.astype(mx.float32) * math.sqrt(shape.value_dim)
+        norm = mx.tile(norm, shape.value_heads)
+        out = weights.out.T * WRITE_GAIN
+        self._norm = norm.astype(dtype)
+        self._out = mx.contiguous(out * norm[:, None] if self._folds_norm else out)
 
     def __call__(
         self, x: mx.array, window: RowWindow, state: RecurrentRows, layer: int
     ) -> mx.array:
         """Mix x [R, H]; `state` captures the rows under the index `layer` among GDN layers."""
-        shape = self._shape
-        projected = x @ self._into
-        at = shape.channels + 2 * shape.value_heads
-        mixed = silu(self._convolve(window.extend(projected[:, : shape.channels]), x.shape[0]))
-        gates = projected[:, shape.channels : at].astype(mx.float32)
+        mixed, z = mx.split(x @ self._into, [self._shape.channels], axis=-1)
+        mixed = silu(self._convolve(window.extend(mixed), x.shape[0]))
+        gates = (self._gates @ x.T).astype(mx.float32)
         out = self._scan(mixed.astype(mx.float32), gates, state, layer)
-        return self._finish(out, projected[:, at:], x.dtype)
-
-    # ------------------------------------------------------------------ before and after the rule
+        if not self._folds_norm:
+            out = out.astype(x.dtype) * self._norm
+        out = gated(out, z) if self._shape.gate == "sigmoid" else out * silu(z)
+        return out @ self._out
 
     def _convolve(self, padded: mx.array, rows: int) -> mx.array:
         """Depthwise causal convolution of [K - 1 + R, C]; the last tap is the current row."""
         channels = padded.shape[1]
         seen = mx.as_strided(padded, (rows, self._shape.kernel, channels), (channels, channels, 1))
-        return mx.sum(seen * self._taps, axis=1)
-
-    def _finish(self, out: mx.array, z: mx.array, dtype: mx.Dtype) -> mx.array:
-        """Norm, gate and output product of out [R, Hv, Dv]."""
-        rows = out.shape[0]
-        out = out * inverse_length(out, self._floor)
-        if not self._folds_norm:
-            out = (out * self._norm).astype(dtype)
-        z = z.reshape(out.shape)
-        out = gated(out, z) if self._shape.gate == "sigmoid" else out * silu(z)
-        return out.reshape(rows, -1) @ self._out
+        return mx.sum(seen * self._taps.rows(rows), axis=1)
 
     # ------------------------------------------------------------------ the delta rule
 
     def _scan(self, mixed: mx.array, gates: mx.array, state: RecurrentRows, layer: int) -> mx.array:
-        """Run the rule over mixed [R, C] and gates [R, 2 Hv]; out [R, Hv, Dv]."""
+        """Run the rule over mixed [R, C] and gates [2 Hv, R]; normed out [R, Hv Dv]."""
         rows = mixed.shape[0]
         if rows <= CHUNK:
             out, chunk = self._chunk(mixed, gates, state.layer_state(layer))
@@ -131,7 +126,7 @@ class GatedDelta:
         outs, current = [], state.layer_state(layer)
         for start in range(0, rows, CHUNK):
             stop = min(start + CHUNK, rows)
-            out, chunk = self._chunk(mixed[start:stop], gates[start:stop], current)
+            out, chunk = self._chunk(mixed[start:stop], gates[:, start:stop], current)
             current = chunk.after(stop - start, current)
             outs.append(out)
         state.capture_settled(layer, current, rows)
@@ -141,46 +136,59 @@ class GatedDelta:
         self, mixed: mx.array, gates: mx.array, current: mx.array
     ) -> tuple[mx.array, DeltaChunk]:
         shape, rows = self._shape, mixed.shape[0]
-        pairs = (shape.key_heads, shape.groups, rows)
-        split = 2 * shape.key_heads * shape.key_dim
-        qk = mixed[:, :split].reshape(rows, 2, shape.key_heads, shape.key_dim)
+        qk, v = mx.split(mixed, [2 * shape.key_heads * shape.key_dim], axis=-1)
+        qk = qk.reshape(rows, 2, shape.key_heads, shape.key_dim)
         qk = (qk * inverse_length(qk, _UNIT_EPS)).transpose(2, 1, 0, 3)
         qk = qk.reshape(shape.key_heads, 1, 2 * rows, shape.key_dim)
         k = qk[:, :, rows:]
-        v = mixed[:, split:].reshape(rows, *pairs[:2], shape.value_dim).transpose(1, 2, 0, 3)
-        strength = mx.sigmoid(gates[:, : shape.value_heads]).T.reshape(*pairs, 1)
-        step = self._rate * mx.logaddexp(gates[:, shape.value_heads :].T + self._dt_bias, 0.0)
-        decay = mx.cumsum(step.reshape(pairs), axis=-1)
+        v = v.reshape(rows, shape.key_heads, shape.groups, shape.value_dim).transpose(1, 2, 0, 3)
+        strength, decay = self._rates(gates)
 
-        dots = qk @ k.swapaxes(-1, -2)
-        read = (qk @ current).reshape(*pairs[:2], 2, rows, shape.value_dim)
-        read = read * mx.exp(decay)[:, :, None, :, None]
-        wanted = (v - read[:, :, 1]) * strength
+        dots_q, dots_k = mx.split(qk @ k.swapaxes(-1, -2), 2, axis=-2)
+        read_q, read_k = mx.split(self._read(qk, decay, current), 2, axis=-2)
+        wanted = (v - read_k) * strength
         fade = mx.exp(decay[..., None] - decay[..., None, :] + _causal(rows))
-        reach = dots[:, :, :rows] * fade
         if rows == 1:
-            solved, seen = wanted, reach * wanted
+            solved = wanted
+            out = read_q + dots_q * wanted
         else:
-            solved = self._solve(dots[:, :, rows:] * fade * strength, wanted)
-            seen = reach @ solved
-        out = (read[:, :, 0] + seen).transpose(2, 0, 1, 3)
-        out = out.reshape(rows, shape.value_heads, shape.value_dim)
+            solved = _solve(dots_k * fade * strength, wanted)
+            out = read_q + (dots_q * fade) @ solved
+        out = out * inverse_length(out, self._floor)
+        out = out.transpose(2, 0, 1, 3).reshape(rows, -1)
         return out, DeltaChunk(k, solved, decay)
 
-    def _solve(self, weights: mx.array, wanted: mx.array) -> mx.array:
-        """Solve (I + strictly lower part of `weights`) U = wanted, all [.., R, ..].
+    def _rates(self, gates: mx.array) -> tuple[mx.array, mx.array]:
+        """Writing strength [Hk, G, R, 1] and cumulative log decay [Hk, G, R] of [2 Hv, R]."""
+        shape, rows = self._shape, gates.shape[1]
+        strength, step = mx.split(gates, 2)
+        step = step + self._dt_bias.rows(rows)
+        step = mx.logaddexp(step, constant(0.0, step)) * self._rate.rows(rows)
+        decay = mx.cumsum(step.reshape(shape.key_heads, shape.groups, rows), axis=-1)
+        strength = mx.sigmoid(strength).reshape(shape.key_heads, shape.groups, rows, 1)
+        return strength, decay
 
-        (I + A)^-1 is the product of (I + (-A)^(2^k)): exact, since A^R = 0.
-        """
-        rows = weights.shape[-1]
-        power = weights * _strictly_lower_negated(rows)
-        inverse = power + _identity(rows)
-        reach = 2
-        while reach < rows:
-            power = power @ power
-            inverse = inverse + inverse @ power
-            reach *= 2
-        return inverse @ wanted
+    def _read(self, qk: mx.array, decay: mx.array, current: mx.array) -> mx.array:
+        """What q and k read from the state before the rows, [Hk, G, 2 R, Dv]."""
+        faded = mx.exp(mx.concatenate([decay, decay], axis=-1))
+        return (qk @ current) * faded[..., None]
+
+
+def _solve(weights: mx.array, wanted: mx.array) -> mx.array:
+    """Solve (I + strictly lower part of `weights`) U = wanted, all [.., R, ..]."""
+    rows = weights.shape[-1]
+    if is_cpu():
+        unit = weights * _strictly_lower(rows) + _identity(rows)
+        return mx.linalg.tri_inv(unit, stream=mx.cpu) @ wanted
+    # (I + A)^-1 is the product of (I + (-A)^(2^k)): exact, since A^R = 0, and made of products.
+    power = weights * -_strictly_lower(rows)
+    inverse = power + _identity(rows)
+    reach = 2
+    while reach < rows:
+        power = power @ power
+        inverse = inverse + inverse @ power
+        reach *= 2
+    return inverse @ wanted
 
 
 @cache
@@ -190,8 +198,8 @@ def _causal(rows: int) -> mx.array:
 
 
 @cache
-def _strictly_lower_negated(rows: int) -> mx.array:
-    return mx.array(-np.tri(rows, k=-1, dtype=np.float32))
+def _strictly_lower(rows: int) -> mx.array:
+    return mx.array(np.tri(rows, k=-1, dtype=np.float32))
 
 
 @cache

@@ -4,11 +4,13 @@ Knows streams [R, S, H]. Does not know which sub-layer it serves. No matrix mixe
 other; a write adds to the raw streams.
 """
 
+from typing import Final
+
 import mlx.core as mx
 
-from target_svc.models.blocks.norms import RmsNorm, gate_scale, gated
+from target_svc.models.blocks.norms import RmsNorm, gated
 
-WRITE_GAIN = 2.0  # a write's share is 2 * sigmoid; sub-layers fold the 2 into their last product
+WRITE_GAIN: Final = 2.0  # a share is 2 * sigmoid; sub-layers fold the 2 into their last product
 
 
 class HyperConnection:
@@ -37,7 +39,9 @@ class HyperConnection:
         self._norm = RmsNorm(scale.astype(norm.dtype), eps)
         both = down if inject is None else mx.concatenate([down, inject])
         self._mix_in = mx.contiguous(both.T)
-        self._mix_out = mx.contiguous(up.T * gate_scale()).astype(up.dtype)
+        # Rows of zeros for the shares: cheaper than cutting them off first.
+        extra = mx.zeros((both.shape[0] - down.shape[0], up.shape[0]), dtype=up.dtype)
+        self._mix_out = mx.contiguous(mx.concatenate([up.T, extra]))
         self._rank = down.shape[0]
 
     def read(self, streams: mx.array) -> tuple[mx.array, mx.array]:
@@ -49,11 +53,10 @@ class HyperConnection:
         normed = self._norm(streams)
         mixed = normed.reshape(rows, -1) @ self._mix_in
         opened = mx.sigmoid(mixed)
-        low = (mixed * opened)[:, : self._rank]
-        logits = (low @ self._mix_out).reshape(streams.shape)
+        logits = ((mixed * opened) @ self._mix_out).reshape(streams.shape)
         return mx.sum(gated(normed, logits), axis=1), opened[:, self._rank :, None]
 
 
 def write(streams: mx.array, y: mx.array, shares: mx.array) -> mx.array:
     """Add y [R, H], already times `WRITE_GAIN`, to streams [R, S, H] by shares [R, S, 1]."""
-    return streams + shares * y[:, None, :]
+    return mx.addmm(streams, shares, y[:, None, :])

@@ -1,8 +1,9 @@
-"""Mixture of experts with one shared, gated expert.
+"""Mixture of experts with a shared, gated expert.
 
-Knows rows [R, H]. Does not know batches or devices' memory. Two ways of the same sum: chosen
-experts one by one (`gather_mm`), or, where all experts together are small, every expert in one
-product with weight exactly 0 for those not chosen.
+Knows rows [R, H]. Does not know batches or devices' memory. The shared expert is one more expert
+(or several, where it is wider) that every row chooses, weighted by its own gate. Two ways of the
+same sum: chosen experts one by one (`gather_mm`), or, where all experts together are small, every
+expert in one product with weight exactly 0 for those not chosen.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.errors import ModelMismatch
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
-from target_svc.models.blocks.norms import silu
+from target_svc.models.blocks.norms import Tiled, silu
 
 _DENSE_LIMIT: Final = 4096  # experts x width up to which one product beats many small ones
 _SORT_FROM: Final = 64  # chosen pairs from which sorting by expert pays
@@ -33,9 +35,12 @@ class Experts:
     """Router, routed experts and shared expert of one layer.
 
     Args:
-        weights: see `ExpertWeights`.
-        n_chosen: experts per token.
+        weights: see `ExpertWeights`; J is a multiple of I.
+        n_chosen: routed experts per token.
         normalize: whether the chosen probabilities are scaled to sum 1.
+
+    Raises:
+        ModelMismatch: the shared expert's width is no multiple of the others'.
     """
 
     def __init__(self, weights: ExpertWeights, n_chosen: int, *, normalize: bool) -> None:
@@ -43,22 +48,26 @@ class Experts:
         self._n_chosen = n_chosen
         self._normalize = normalize
         shared = weights.shared_down.shape[1]
-        self._n_shared = shared
-        self._always = mx.contiguous(
-            mx.concatenate([weights.shared_gate_up, weights.router, weights.shared_switch]).T
-        )
-        self._shared_down = mx.contiguous(weights.shared_down.T) * WRITE_GAIN
-        self._gate_up = mx.contiguous(weights.gate_up.swapaxes(1, 2))
-        self._down = mx.contiguous(weights.down.swapaxes(1, 2)) * WRITE_GAIN
-        self._dense = self._make_dense(weights)
+        if shared % self._inner:
+            raise ModelMismatch(
+                f"shared expert is {shared} wide; a multiple of the experts' {self._inner} is right"
+            )
+        self._n_shared = shared // self._inner
+        gate_up, down = _with_shared(weights, self._inner)
+        router = mx.concatenate([weights.router, *[weights.shared_switch] * self._n_shared])
+        self._router = mx.contiguous(router.T)
+        self._gate_up = mx.contiguous(gate_up.swapaxes(1, 2))
+        self._down = mx.contiguous(down.swapaxes(1, 2)) * WRITE_GAIN
+        total = self._n_experts + self._n_shared
+        self._shared_ids = Tiled(mx.arange(self._n_experts, total).astype(mx.uint32))
+        self._no_weights = Tiled(mx.zeros((self._n_experts,)))
+        self._dense = self._make_dense(gate_up) if total * self._inner <= _DENSE_LIMIT else None
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]; the result [R, H] is times `WRITE_GAIN`."""
         if self._dense is not None and 2 * x.shape[0] * self._n_chosen > self._n_experts:
-            return self._all_at_once(x, *self._dense)
+            return self._all_at_once(x, self._dense)
         return self._one_by_one(x)
-
-    # ------------------------------------------------------------------ routing
 
     def _choose(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """Chosen ids [R, k] and weights [R, k] of router logits [R, E]; equal logits: lowest id."""
@@ -71,72 +80,64 @@ class Experts:
     # ------------------------------------------------------------------ chosen experts only
 
     def _one_by_one(self, x: mx.array) -> mx.array:
-        always = x @ self._always
-        at = 2 * self._n_shared
-        ids, weights = self._choose(always[:, at : at + self._n_experts])
-        switch = mx.sigmoid(always[:, at + self._n_experts :])
-        shared = _swiglu(always[:, :at]) * switch
-        routed = self._gathered(x, ids, weights.astype(x.dtype))
-        return routed + shared @ self._shared_down
+        rows = x.shape[0]
+        logits, switch = mx.split(x @ self._router, [self._n_experts], axis=-1)
+        ids, weights = self._choose(logits)
+        shared = mx.broadcast_to(self._shared_ids.rows(rows), (rows, self._n_shared))
+        ids = mx.concatenate([ids, shared], axis=-1)
+        weights = mx.concatenate([weights.astype(x.dtype), mx.sigmoid(switch)], axis=-1)
+        outs = self._gathered(x, ids)
+        return (weights[:, None, :] @ outs).squeeze(1)
 
-    def _gathered(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
+    def _gathered(self, x: mx.array, ids: mx.array) -> mx.array:
+        """Outputs [R, k, H] of the experts `ids` [R, k] for x [R, H]."""
         if ids.size >= _SORT_FROM:
-            return self._gathered_in_order(x, ids, weights)
+            return self._gathered_in_order(x, ids)
         hidden = mx.gather_mm(x[:, None, None, :], self._gate_up, rhs_indices=ids)
-        out = mx.gather_mm(_swiglu(hidden) * weights[..., None, None], self._down, rhs_indices=ids)
-        return mx.sum(out.squeeze(-2), axis=1)
+        return mx.gather_mm(_swiglu(hidden), self._down, rhs_indices=ids).squeeze(-2)
 
-    def _gathered_in_order(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
+    def _gathered_in_order(self, x: mx.array, ids: mx.array) -> mx.array:
         order = mx.argsort(ids.flatten())
         chosen = ids.flatten()[order]
-        rows = x[order // self._n_chosen][:, None, :]
+        rows = x[order // ids.shape[1]][:, None, :]
         hidden = mx.gather_mm(rows, self._gate_up, rhs_indices=chosen, sorted_indices=True)
-        out = mx.gather_mm(
-            _swiglu(hidden) * weights.flatten()[order][:, None, None],
-            self._down,
-            rhs_indices=chosen,
-            sorted_indices=True,
-        )
-        back = mx.argsort(order)
-        return mx.sum(out.squeeze(-2)[back].reshape(*ids.shape, -1), axis=1)
+        outs = mx.gather_mm(
+            _swiglu(hidden), self._down, rhs_indices=chosen, sorted_indices=True
+        ).squeeze(-2)
+        return outs[mx.argsort(order)].reshape(*ids.shape, -1)
 
     # ------------------------------------------------------------------ all experts in one product
 
-    def _make_dense(self, weights: ExpertWeights) -> tuple[mx.array, mx.array] | None:
-        """Products [H, 2 W + E + 1] and [W, H], W = E I + J; None where experts are too large."""
-        if self._n_experts * self._inner > _DENSE_LIMIT or self._n_shared % self._inner:
-            return None
-        hidden = weights.router.shape[1]
-        gate, up = mx.split(weights.gate_up, 2, axis=1)
-        shared_gate, shared_up = mx.split(weights.shared_gate_up, 2)
-        into = mx.concatenate(
-            [
-                gate.reshape(-1, hidden),
-                shared_gate,
-                up.reshape(-1, hidden),
-                shared_up,
-                weights.router,
-                weights.shared_switch,
-            ]
-        )
-        out = mx.concatenate([self._down.reshape(-1, hidden), self._shared_down])
-        return mx.contiguous(into.T), out
+    def _make_dense(self, gate_up: mx.array) -> tuple[mx.array, mx.array]:
+        """Products [H, 2 W + E + m] and [W, H], where W = (E + m) I covers all experts."""
+        hidden = gate_up.shape[2]
+        gate, up = mx.split(gate_up, 2, axis=1)
+        parts = [gate.reshape(-1, hidden), up.reshape(-1, hidden), self._router.T]
+        return mx.contiguous(mx.concatenate(parts).T), self._down.reshape(-1, hidden)
 
-    def _all_at_once(self, x: mx.array, into: mx.array, out: mx.array) -> mx.array:
+    def _all_at_once(self, x: mx.array, dense: tuple[mx.array, mx.array]) -> mx.array:
+        into, out = dense
         rows, width = x.shape[0], out.shape[0]
-        both = x @ into
-        at = 2 * width
-        ids, chosen = self._choose(both[:, at : at + self._n_experts])
-        weights = mx.zeros((rows, self._n_experts), dtype=chosen.dtype)
-        weights = mx.put_along_axis(weights, ids, chosen, axis=-1)
-        switch = mx.sigmoid(both[:, at + self._n_experts :])
-        repeats = self._n_shared // self._inner
-        weights = mx.concatenate([weights, *[switch] * repeats], axis=-1)[..., None]
-        hidden = _swiglu(both[:, :at]).reshape(rows, -1, self._inner) * weights.astype(x.dtype)
+        ends = [width, 2 * width, 2 * width + self._n_experts]
+        gate, up, logits, switch = mx.split(x @ into, ends, axis=-1)
+        ids, chosen = self._choose(logits)
+        zeros = mx.broadcast_to(self._no_weights.rows(rows), (rows, self._n_experts))
+        weights = mx.put_along_axis(zeros, ids, chosen, axis=-1)
+        weights = mx.concatenate([weights, mx.sigmoid(switch)], axis=-1)[..., None]
+        hidden = (silu(gate) * up).reshape(rows, -1, self._inner) * weights.astype(x.dtype)
         return hidden.reshape(rows, width) @ out
+
+
+def _with_shared(weights: ExpertWeights, inner: int) -> tuple[mx.array, mx.array]:
+    """Routed experts, then the shared one cut into experts of their width."""
+    gate, up = mx.split(weights.shared_gate_up, 2)
+    hidden = gate.shape[1]
+    both = mx.concatenate([gate.reshape(-1, inner, hidden), up.reshape(-1, inner, hidden)], axis=1)
+    down = weights.shared_down.reshape(hidden, -1, inner).swapaxes(0, 1)
+    return mx.concatenate([weights.gate_up, both]), mx.concatenate([weights.down, down])
 
 
 def _swiglu(both: mx.array) -> mx.array:
     """`silu(gate) * up` of [..., 2 W], gate first."""
-    width = both.shape[-1] // 2
-    return silu(both[..., :width]) * both[..., width:]
+    gate, up = mx.split(both, 2, axis=-1)
+    return silu(gate) * up

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.checkpoint.index import TensorSpan
 from common.checkpoint.weights import working_dtype
 from common.errors import ModelMismatch
-from target_svc.models.blocks.norms import RmsNorm, gate_scale, gated, silu
+from target_svc.models.blocks.norms import RmsNorm, gated, silu
 from target_svc.models.state import RowWindow
 
 _WORD: Final = (1 << 64) - 1
@@ -200,7 +200,7 @@ class NgramLayer:
         key = self._norm_key(projected[:, :width].reshape(streams.shape))
         match = mx.sum(key * self._norm_query(streams), axis=-1, keepdims=True) / math.sqrt(hidden)
         match = mx.sign(match) * mx.sqrt(mx.maximum(mx.abs(match), _GATE_FLOOR))
-        value = gated(projected[:, None, width:], match * gate_scale())
+        value = gated(projected[:, None, width:], match)
         padded = window.extend(self._norm_conv(value).reshape(count, width))
         mixed = silu(self._convolve(padded, count))
         return value + mixed.reshape(streams.shape)

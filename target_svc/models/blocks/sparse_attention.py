@@ -14,11 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
-from target_svc.models.blocks.norms import LOG2_E, RmsNorm, gate_scale, gated, is_cpu
+from target_svc.models.blocks.norms import INVERSE_E, RmsNorm, constant, gated, is_cpu
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.state import GrowingRows, PooledKeys
 
-_SAFE_EXPONENT: Final = 100.0  # 2^100 times any row count stays finite in float32
+_SAFE_EXPONENT: Final = 60.0  # e^60 times any row count stays finite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,19 @@ class SparseAttention:
         hidden = weights.q.shape[1]
         packed = weights.q.reshape(shape.heads, 2, shape.head_dim, hidden)
         q = packed[:, 0].reshape(-1, hidden)
-        gate = (packed[:, 1].reshape(-1, hidden) * gate_scale()).astype(q.dtype)
+        gate = packed[:, 1].reshape(-1, hidden)
         self._into = mx.contiguous(
             mx.concatenate([q, weights.k, weights.v, gate, weights.index_qk]).T
         )
         self._out = mx.contiguous(weights.out.T) * WRITE_GAIN
         q_factor, k_factor = 1.0 + weights.q_norm, 1.0 + weights.k_norm
         self._scale = shape.head_dim**-0.5
-        if is_cpu():  # scores come out scaled, and in powers of two
-            q_factor = q_factor * (self._scale * LOG2_E)
+        if is_cpu():  # scores come out scaled, and negative for `power` of 1/e
+            q_factor = q_factor * -self._scale
         factors = [*[q_factor] * shape.heads, *[k_factor] * shape.kv_heads]
         self._qk_norm = RmsNorm(mx.stack(factors), eps)
-        self._index_q_norm = RmsNorm((1.0 + weights.index_q_norm).astype(mx.float32), eps)
+        index_factor = (1.0 + weights.index_q_norm).astype(mx.float32)
+        self._index_q_norm = RmsNorm(mx.stack([index_factor] * shape.index_heads), eps)
         self._index_k_norm = RmsNorm((1.0 + weights.index_k_norm).astype(mx.float32), eps)
         largest = shape.head_dim * mx.max(mx.abs(q_factor)) * mx.max(mx.abs(k_factor))
         self._needs_max = bool(largest > _SAFE_EXPONENT)  # by Cauchy-Schwarz on normed heads
@@ -142,15 +143,14 @@ class SparseAttention:
     ) -> mx.array:
         """Attend q [heads, R, D] over n rows; `hidden` is additive [R, n]; out [heads, R, D]."""
         shape = self._shape
-        rows, visible = q.shape[1], keys.shape[1]
         grouped = q.reshape(shape.kv_heads, -1, shape.head_dim)
-        scores = grouped @ keys.swapaxes(1, 2)
+        negated = grouped @ keys.swapaxes(1, 2)
         if hidden is not None:
-            scores = scores.reshape(shape.kv_heads, -1, rows, visible) + hidden
-            scores = scores.reshape(shape.kv_heads, -1, visible)
+            groups = shape.heads // shape.kv_heads
+            negated = negated - mx.concatenate([hidden] * groups)
         if self._needs_max:
-            scores = scores - mx.max(scores, axis=-1, keepdims=True)
-        weights = mx.power(2.0, scores)
+            negated = negated - mx.min(negated, axis=-1, keepdims=True)
+        weights = mx.power(constant(INVERSE_E, negated), negated)
         mixed = (weights @ values) / mx.sum(weights, axis=-1, keepdims=True)
         return mixed.reshape(q.shape)
 
