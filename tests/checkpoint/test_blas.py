@@ -18,8 +18,8 @@ def test_products_go_through_openblas_and_are_right():
     code = (
         "from common.checkpoint.blas import load_openblas; report = load_openblas()\n"
         "assert report.loaded, report.note\n"
-        "import ctypes, time, numpy as np, mlx.core as mx\n"
-        "assert 'cblas_sgemm' in dir(type('L', (), {'cblas_sgemm': ctypes.CDLL(None).cblas_sgemm}))\n"
+        "import ctypes, numpy as np, mlx.core as mx\n"
+        "ctypes.CDLL(None).cblas_sgemm  # among the global symbols\n"
         "x = np.random.default_rng(0).standard_normal((33, 257)).astype(np.float32)\n"
         "y = np.array(mx.array(x) @ mx.array(x).T)\n"
         "assert np.abs(y - x @ x.T).max() < 1e-3\n"

@@ -7,6 +7,7 @@ from support.target_cases import CLOSE, feed_parts
 from support.tiny import GOLDEN_CASES
 
 from target_svc.models.blocks.ngram import NgramRows, NgramShape
+from target_svc.models.qwen4_exp import load
 from target_svc.rollback import commit
 
 PATTERNS = {
@@ -81,3 +82,14 @@ def test_pipelined_builds_give_the_same_bits(model, golden, every):
         commit(state, 40)
         results.append(np.array(model.forward(ids[40:48], state, pipeline_layers=pipeline)))
     assert (results[0] == results[1]).all()
+
+
+def test_forms_for_a_gpu_compute_the_same_function(folders, golden, monkeypatch):
+    """Fused norms, fused attention and the solve by powers, which a CPU run never reaches."""
+    for module in ("norms", "gated_delta", "sparse_attention"):
+        monkeypatch.setattr(f"target_svc.models.blocks.{module}.is_cpu", lambda: False)
+    ids = golden["main.ids"]
+    wanted = golden["main.logits"]
+    model = load(folders["main"])
+    for parts in ([ids], [ids[:32], *[ids[i : i + 5] for i in range(32, 72, 5)]]):
+        assert np.abs(feed_parts(model, parts) - wanted).max() < CLOSE
