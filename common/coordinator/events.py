@@ -7,6 +7,7 @@ as they are; here stand those that come from inside the coordinator. Does not de
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from common.policy.copies import CopyFinder
 from common.policy.policy import RoundPolicy
 from common.wire.messages import (
     Drafted,
@@ -64,6 +65,7 @@ class Placed:
 
     policy: RoundPolicy
     has_taps: bool  # features are to be computed, something may be drafted
+    memory: CopyFinder | None = None  # empty; where copies are to be looked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,9 +183,12 @@ class Coordinator:
         self._send(peer, Welcome(self._new_word(), self._heartbeat_ms))
 
     def _register(self, peer: str, hello: Hello, now: float) -> None:
-        """Register a worker; whoever had its name, or spoke on its connection, is gone."""
+        """Register a worker; whoever had its name, or spoke on its connection, is gone.
+
+        A worker that is still loading says Hello twice, the second time with its card.
+        """
         for former in (self.registry.named(hello.name), self.registry.get(peer)):
-            if former is not None:
+            if former is not None and (former.peer != peer or former.ready is not None):
                 self._lose(former.peer, "registered again", now)
         self.registry.register(peer, hello, now)
         self._workers.beat(now)

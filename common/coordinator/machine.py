@@ -97,10 +97,8 @@ class RequestMachine:
 
     def wants_drafter(self, now: float) -> bool:
         """Whether a drafter would be of use and may be asked."""
-        is_open = self.phase in (Phase.DRAFTING, Phase.VERIFYING) or (
-            self.phase is Phase.PREFILLING and self._prompt_ids is not None
-        )
-        return is_open and self.attachment.wants(now)
+        is_placed = self.phase not in (Phase.WAITING, Phase.ENDED)
+        return is_placed and self._prompt_ids is not None and self.attachment.wants(now)
 
     def handle(self, event: Event, now: float, scene: Scene) -> list[Command]:
         """Take one event; returns what is to be done, in order."""
@@ -136,6 +134,7 @@ class RequestMachine:
         self._epoch += 1
         self.session = f"{self.request.number}.{self._epoch}"
         self._policy = event.policy
+        self._rounds.memory = self._rounds.memory or event.memory  # a replay keeps what it has
         self.attachment.open(self.session, self._epoch, has_taps=event.has_taps)
         self.phase = Phase.PREFILLING
         self._wait.begin(now, self._limits.prefill_s)
@@ -155,6 +154,7 @@ class RequestMachine:
             return self._stale()
         if self._prompt_ids is None:
             self._prompt_ids = to_ids(event.prompt_ids)
+            self._rounds.remember(self._prompt_ids)
         self._wait.begin(now, self._limits.prefill_s)
         return []
 
@@ -169,8 +169,8 @@ class RequestMachine:
         if not is_opened or not self._is_prefilling(event.session, event.epoch):
             return self._stale()
         ids = () if event.finish == "stop" else (event.anchor_id,)
-        tokens = self._tokens(ids, (event.piece,)[: len(ids)], 0)
-        commands = self._commit(tokens, event.near_ties, now)
+        pieces = (event.piece,)[: len(ids)]
+        commands = self._commit(self._tokens(ids, pieces, 0), event.near_ties, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
         self._rounds.start(self.session, self._epoch, event.base, event.anchor_id)
@@ -222,6 +222,7 @@ class RequestMachine:
 
     def _commit(self, tokens: Tokens, near_ties: int, now: float) -> list[Command]:
         self.reply.commit(tokens.ids, now, near_ties)
+        self._rounds.remember(tokens.ids)
         return [ToClient(tokens)] if tokens.ids else []
 
     def _tokens(self, ids: tuple[int, ...], pieces: tuple[str, ...], n_accepted: int) -> Tokens:
@@ -248,9 +249,8 @@ class RequestMachine:
             return self._give_up_draft(now, is_late=True)
         if not self._wait.ask_again(now):
             return [TargetStuck(f"no answer in phase {self.phase.name.lower()}")]
-        if self._rounds.current is not None:
-            return self._rounds.current.repeat()
-        return [ToTarget(self._open_message())]
+        current = self._rounds.current
+        return current.repeat() if current else [ToTarget(self._open_message())]
 
     def _on_target_failed(self, event: Failed) -> list[Command]:
         """An unknown session can be opened again, any other fault of the session is final."""

@@ -124,7 +124,10 @@ class Registry:
             reason = card_mismatch(other.name, other.hello.card, hello.name, hello.card)
             if reason:
                 raise ModelMismatch(reason)
-        worker = Worker(peer, hello, Liveness(now, self._silence_s), since=now)
+        known = self._workers.get(peer)
+        progress = known.progress if known else Progress("start", 0.0)
+        liveness = Liveness(now, self._silence_s)
+        worker = Worker(peer, hello, liveness, since=now, progress=progress)
         self._workers[peer] = worker
         return worker
 

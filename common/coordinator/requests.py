@@ -39,6 +39,7 @@ from common.coordinator.running import Running
 from common.coordinator.tally import WHOLE, Tally
 from common.coordinator.waits import Limits
 from common.errors import Cancelled
+from common.policy.copies import CopyFinder
 from common.policy.policy import Adaptive, Fixed, Off, RoundPolicy
 from common.wire.messages import LinkLost, Message
 from common.wire.roles import DRAFTER, TARGET
@@ -171,19 +172,15 @@ class Requests:
 
     def next_deadline(self) -> float | None:
         """When `on_time` is wanted, in monotonic seconds."""
-        dues = [running.expires_at for running in self._running.values()]
-        dues += [r.machine.due for r in self._running.values() if r.machine.due is not None]
-        due = min(dues, default=math.inf)
+        due = min((running.due for running in self._running.values()), default=math.inf)
         return None if math.isinf(due) else due
 
     def on_time(self, now: float) -> None:
         """Look at every request whose time has come."""
         for running in self._of(lambda one: now >= one.expires_at):
             self._feed(running, running.expired(now), now)
-        for running in self._of(lambda one: one.machine.due is not None):
-            due = running.machine.due
-            if due is not None and now >= due:
-                self._feed(running, DeadlineReached(), now)
+        for running in self._of(lambda one: now >= one.due):
+            self._feed(running, DeadlineReached(), now)
 
     def take_stuck(self) -> list[tuple[Worker, str]]:
         """Targets that a request found stuck since the last call, with the reason."""
@@ -210,10 +207,13 @@ class Requests:
     def _place(self, running: Running, target: Worker, now: float) -> None:
         running.target = target
         request = running.machine.request
-        has_drafter = target.hello.card is None or target.block_size >= 2
-        has_taps = request.draft and has_drafter and self._policy.mode != "off"
-        policy = self._policy_of(request, target) if has_taps else Off(target.costs)
-        self._feed(running, Placed(policy, has_taps), now)
+        is_drafted = request.draft and self._policy.mode != "off"
+        has_copies = is_drafted and self._policy.copies and request.sampling.acceptance == "exact"
+        has_taps = is_drafted and (target.hello.card is None or target.block_size >= 2)
+        is_plain = not has_taps and not has_copies
+        policy = Off(target.costs) if is_plain else self._policy_of(request, target)
+        memory = CopyFinder() if has_copies else None
+        self._feed(running, Placed(policy, has_taps, memory), now)
 
     def _policy_of(self, request: Request, target: Worker) -> RoundPolicy:
         if self._policy.mode == "fixed" or target.costs is None:

@@ -6,6 +6,7 @@ Invariant: `Verify` is made once; asking again gives the same message.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +19,7 @@ from common.coordinator.events import (
     ToDrafter,
     ToTarget,
 )
+from common.policy.copies import Copy, CopyFinder
 from common.policy.policy import RoundPolicy, RoundResult
 from common.wire.messages import Draft, Drafted, DraftFailed, RoundKey, Verified, Verify
 
@@ -41,6 +43,7 @@ class Round:
         policy: chooses rows and learns.
         started_at: monotonic seconds.
         scene: the world at its start.
+        copy: drafts from the committed ids, verified instead of a drafter's; None: no copy.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Round:
         policy: RoundPolicy,
         started_at: float,
         scene: Scene,
+        copy: Copy | None = None,
     ) -> None:
         self.key = key
+        self._copy = copy
         self.started_at = started_at
         self._n_drafts = n_drafts
         self._n_left = n_left
@@ -71,6 +76,10 @@ class Round:
 
     def begin(self) -> list[Command]:
         """The round's first message."""
+        if self._copy is not None:
+            ids = self._copy.ids
+            self._order = Verify(self.key, len(ids) + 1, 0.0, ids)
+            return [ToTarget(self._order)]
         if not self._n_drafts:
             return [self._verify(1)]
         deadline_ms = DRAFTER_SHARE * self._deadline_ms
@@ -150,6 +159,7 @@ class Round:
                 confidences=self._confidences,
                 is_solo=is_solo,
                 is_final=bool(event.finish),
+                copy_suffix_len=self._copy.suffix_len if self._copy else 0,
             )
         )
         return RoundDone(
@@ -183,10 +193,12 @@ class RoundSequence:
 
     Attributes:
         current: the round that runs; None between rounds and sessions.
+        memory: prompt and committed ids, where copies are looked for; None: no copies.
     """
 
     def __init__(self) -> None:
         self.current: Round | None = None
+        self.memory: CopyFinder | None = None
         self._next_key = RoundKey("", 0, 0, 0, 0, 0)
         self._draft_count = 0  # over all sessions of the request: a draft id is never used twice
 
@@ -203,11 +215,27 @@ class RoundSequence:
         self, policy: RoundPolicy, block_size: int, n_left: int, now: float, scene: Scene
     ) -> list[Command]:
         """Plan the next round; returns its first message."""
+        copy = self._worthwhile_copy(policy, n_left)
+        if copy is not None:
+            self.current = Round(self._next_key, 0, n_left, policy, now, scene, copy)
+            return self.current.begin()
         plan = policy.plan(block_size=block_size, n_left=n_left, is_solo=scene.is_solo)
         self._draft_count += plan.draft
         key = replace(self._next_key, draft_id=self._draft_count if plan.draft else 0)
         self.current = Round(key, plan.n_drafts, n_left, policy, now, scene)
         return self.current.begin()
+
+    def remember(self, ids: Sequence[int]) -> None:
+        """Ids of the prompt, or newly committed ones."""
+        if self.memory is not None:
+            self.memory.extend(ids)
+
+    def _worthwhile_copy(self, policy: RoundPolicy, n_left: int) -> Copy | None:
+        copy = self.memory.find() if self.memory is not None else None
+        if copy is None:
+            return None
+        rows = policy.price_copy(copy, n_left=n_left)
+        return replace(copy, ids=copy.ids[: rows - 1]) if rows > 1 else None
 
     def finish(self, event: Verified) -> None:
         """The current round has its verdict; the next one begins at the bonus."""

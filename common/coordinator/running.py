@@ -29,6 +29,12 @@ class Running:
         is_new = self.machine.phase is Phase.WAITING and not self.machine.reply.ids
         return min(ends, request.submitted_at + MAX_WAIT_S) if is_new else ends
 
+    @property
+    def due(self) -> float:
+        """When it wants to be looked at, in monotonic seconds."""
+        due = self.machine.due
+        return self.expires_at if due is None else min(due, self.expires_at)
+
     def holds(self, worker: Worker) -> bool:
         """Whether a worker is one of its two."""
         return worker is self.target or worker is self.drafter

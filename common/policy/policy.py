@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.policy.budget import LossBudget
+from common.policy.copies import LONG_SUFFIX, Copy, CopyStats
 from common.policy.costs import TargetCosts
 from common.policy.gate import DraftGate
 from common.policy.ladder import MAX_ROWS, choose_rows
@@ -48,6 +49,7 @@ class RoundResult:
         confidences: of the block's drafts; empty when none came.
         is_solo: no other session was at work on the target meanwhile.
         is_final: the request ended here, so the accepted prefix may have been cut short.
+        copy_suffix_len: tokens of agreement before a copy; 0 when the drafts were no copy.
     """
 
     is_drafted: bool
@@ -58,6 +60,7 @@ class RoundResult:
     confidences: tuple[float, ...] = ()
     is_solo: bool = True
     is_final: bool = False
+    copy_suffix_len: int = 0
 
 
 class RoundPolicy(Protocol):
@@ -75,6 +78,10 @@ class RoundPolicy(Protocol):
 
     def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
         """Rows to verify of the block that came, 1..len(confidences)+1."""
+        ...
+
+    def price_copy(self, copy: Copy, *, n_left: int) -> int:
+        """Rows to verify of a copy at hand, before `plan`; 1: it is not worth it, so plan."""
         ...
 
     def observe(self, result: RoundResult) -> None:
@@ -102,6 +109,10 @@ class Off:
         """One row."""
         return 1
 
+    def price_copy(self, copy: Copy, *, n_left: int) -> int:
+        """One row."""
+        return 1
+
     def observe(self, result: RoundResult) -> None:
         """Feed the plain cost."""
         if self._costs is not None:
@@ -122,6 +133,10 @@ class Fixed:
         """All rows that can still be emitted."""
         return _most_rows(confidences, n_left)
 
+    def price_copy(self, copy: Copy, *, n_left: int) -> int:
+        """All of it, where agreement is long."""
+        return _most_rows(copy.ids, n_left) if copy.suffix_len >= LONG_SUFFIX else 1
+
     def observe(self, result: RoundResult) -> None:
         """Nothing to learn."""
 
@@ -141,6 +156,7 @@ class Adaptive:
         self._is_width_free = is_width_free
         self._gate = DraftGate()
         self._budget = LossBudget()
+        self._copies = CopyStats()
         self._is_returning = False  # the last round was kept plain by gate or budget
         self._last_rows = 0
 
@@ -162,20 +178,29 @@ class Adaptive:
 
     def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
         """The chooser's rows, or fewer where losing them all would break the promise."""
-        ladder = self._costs.ladder
-        left_ms = self._budget.left_ms(ladder.plain_ms) - draft_ms + ladder.plain_ms
-        cap = _most_rows(confidences, n_left)
-        while cap > 1 and ladder.ms(cap) > left_ms:
-            cap -= 1
+        cap = self._affordable_rows(_most_rows(confidences, n_left), draft_ms)
         if not self._is_width_free:
             return cap
         survival = self._costs.calibration.probabilities(confidences)
-        return choose_rows(survival, ladder, max_rows=cap).rows
+        return choose_rows(survival, self._costs.ladder, max_rows=cap).rows
+
+    def price_copy(self, copy: Copy, *, n_left: int) -> int:
+        """As `choose`, with the rate at which such copies survived; no drafter is asked for it."""
+        if self._copies.is_silent or not self._is_width_free:
+            return 1
+        cap = self._affordable_rows(_most_rows(copy.ids, n_left), 0.0)
+        survival = [self._copies.probability(copy.suffix_len)] * len(copy.ids)
+        return choose_rows(survival, self._costs.ladder, max_rows=cap).rows
 
     def observe(self, result: RoundResult) -> None:
         """Feed gate, budgets, calibration and costs."""
         self._costs.count_round()
-        loss_ms = self._observe_draft(result) if result.is_drafted else self._observe_plain(result)
+        if result.copy_suffix_len:
+            loss_ms = self._observe_copy(result)
+        else:
+            self._copies.count_round()
+            is_drafted = result.is_drafted
+            loss_ms = self._observe_draft(result) if is_drafted else self._observe_plain(result)
         self._budget.record(loss_ms)
         self._costs.budget.record(loss_ms)
         self._last_rows = result.rows
@@ -190,6 +215,20 @@ class Adaptive:
         narrow_ms = self._costs.draft_ms + ladder.ms(2) - ladder.plain_ms
         budgets = [self._budget, self._costs.budget] if self._is_returning else [self._budget]
         return all(budget.left_ms(ladder.plain_ms) >= max(narrow_ms, 1e-6) for budget in budgets)
+
+    def _affordable_rows(self, rows: int, spent_ms: float) -> int:
+        """At most `rows`, and no more than may all be lost after `spent_ms`."""
+        ladder = self._costs.ladder
+        left_ms = self._budget.left_ms(ladder.plain_ms) - spent_ms + ladder.plain_ms
+        while rows > 1 and ladder.ms(rows) > left_ms:
+            rows -= 1
+        return rows
+
+    def _observe_copy(self, result: RoundResult) -> float:
+        if not result.is_final:
+            n_drafts = result.rows - 1
+            self._copies.observe(result.copy_suffix_len, n_drafts, result.n_accepted)
+        return result.wall_ms - (1 + result.n_accepted) * self._costs.plain_ms
 
     def _observe_plain(self, result: RoundResult) -> float:
         if result.is_solo and self._last_rows == 1:
@@ -215,5 +254,5 @@ def _whole_block(block_size: int, n_left: int) -> RoundPlan:
     return RoundPlan(min(block_size, MAX_ROWS) - 1)
 
 
-def _most_rows(confidences: Sequence[float], n_left: int) -> int:
-    return max(1, min(len(confidences) + 1, n_left, MAX_ROWS))
+def _most_rows(drafts: Sequence[float], n_left: int) -> int:
+    return max(1, min(len(drafts) + 1, n_left, MAX_ROWS))

@@ -14,6 +14,7 @@ from support.scripted import (
     SILENT,
     WRONG,
     plain_reply,
+    repeating_id,
 )
 from support.world import World
 
@@ -128,6 +129,32 @@ def test_request_without_draft_never_reaches_a_drafter():
     assert client.replies["a"] == plain_reply(PROMPT, 20)[0]
     assert world.drafters["drafter.1"][0].attached == []
     assert [(o.taps, o.ticket) for o in world.targets["target.1"][0].opens] == [(False, "")]
+
+
+@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
+def test_copies_of_earlier_text_are_drafts_like_any_other(mode):
+    """Text that repeats itself needs no drafter; a surprise costs no output."""
+    world = World(mode=mode, copies=True)
+    world.target(rule=repeating_id)
+    client = world.client()
+    world.settle()
+    client.submit("a", range(1, 31), 150)
+    world.finish()
+    stats = stats_of(client, "a")
+    assert client.replies["a"] == plain_reply(range(1, 31), 150, rule=repeating_id)[0]
+    assert 0 < stats["drafts_accepted"] < stats["drafts_sent"]
+    assert stats["rounds"] < 100
+
+
+def test_without_copies_configured_nothing_is_copied():
+    """Copies are asked for, or do not happen."""
+    world = World(copies=False)
+    world.target(rule=repeating_id)
+    client = world.client()
+    world.settle()
+    client.submit("a", range(1, 31), 60)
+    world.finish()
+    assert stats_of(client, "a")["drafts_sent"] == 0
 
 
 def test_stop_token_ends_the_text_before_it():

@@ -63,11 +63,16 @@ def next_id(ids):
     return zlib.crc32(np.asarray(ids, np.int32).tobytes()) % VOCAB
 
 
-def plain_reply(prompt_ids, max_tokens, *, ignore_eos=True):
+def repeating_id(ids):
+    """A rule whose text repeats every ten ids, but for a surprise every 37th."""
+    return next_id(ids) if len(ids) % 37 == 0 else ids[-10]
+
+
+def plain_reply(prompt_ids, max_tokens, *, ignore_eos=True, rule=next_id):
     """The oracle: plain decoding, ids and finish reason."""
     ids, reply = list(prompt_ids), []
     while len(reply) < max_tokens:
-        token = next_id(ids)
+        token = rule(ids)
         if token == EOS_ID and not ignore_eos:
             return reply, "stop"
         ids.append(token)
@@ -184,8 +189,11 @@ class ScriptedTarget(ScriptedWorker):
 
     role = "target"
 
-    def __init__(self, shell, name, *, endpoint, ladder_ms=(), verify_s=0.01, **changes):
+    def __init__(
+        self, shell, name, *, endpoint, ladder_ms=(), verify_s=0.01, rule=next_id, **changes
+    ):
         super().__init__(shell, name, **changes)
+        self.rule = rule
         self.endpoint, self.ladder_ms, self.verify_s = endpoint, ladder_ms, verify_s
         self.verdicts = []  # (rows asked for, rows run, accepted)
         self.verifies = {}  # key without draft -> Verify, to find a changed one
@@ -240,7 +248,7 @@ class ScriptedTarget(ScriptedWorker):
             return
         self._push(held, 0)
         self.say(PrefillProgress(session, len(held.ids), len(held.ids)))
-        held.anchor = next_id(held.ids)
+        held.anchor = self.rule(held.ids)
         ids, finish = self._emit(held, [held.anchor])
         held.prefilled = Prefilled(
             session=session,
@@ -295,8 +303,8 @@ class ScriptedTarget(ScriptedWorker):
             return
         if (key.round_index, key.base, key.anchor_id) != self._present(held):
             return
-        if message.rows == 1:
-            self._run(held, message, (), now)
+        if message.rows == 1 or message.copy_ids:
+            self._run(held, message, message.copy_ids, now)
         elif held.block is not None and held.block.key == key:
             self._run(held, message, held.block.ids, now)
         elif held.waiting is None:
@@ -334,10 +342,10 @@ class ScriptedTarget(ScriptedWorker):
         first = len(held.ids)
         held.ids.append(held.anchor)
         n_accepted = 0
-        while n_accepted < len(drafts) and drafts[n_accepted] == next_id(held.ids):
+        while n_accepted < len(drafts) and drafts[n_accepted] == self.rule(held.ids):
             held.ids.append(drafts[n_accepted])
             n_accepted += 1
-        held.anchor = next_id(held.ids)
+        held.anchor = self.rule(held.ids)
         ids, finish = self._emit(held, [*drafts[:n_accepted], held.anchor])
         self.verdicts.append((order.rows, len(drafts) + 1, n_accepted))
         held.last = Verified(

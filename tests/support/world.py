@@ -18,16 +18,17 @@ class World:
     Args:
         seed: of the mesh.
         mode: of the policy.
+        copies: whether it also copies from earlier text.
         config: changes to the coordinator's configuration.
     """
 
-    def __init__(self, seed=0, *, mode="fixed", **config):
+    def __init__(self, seed=0, *, mode="fixed", copies=False, **config):
         self.mesh = Mesh(seed)
         self.targets, self.drafters, self.clients = {}, {}, {}
         self._starts = itertools.count()
         words = itertools.count()
         self.hub = Coordinator(
-            CoordinatorConfig(**config), PolicyConfig(mode), lambda: f"word-{next(words)}"
+            CoordinatorConfig(**config), PolicyConfig(mode, copies), lambda: f"word-{next(words)}"
         )
         self.mesh.add(
             "coordinator",
