@@ -175,6 +175,8 @@ class Coordinator:
             check_hello(hello, key_role)
             if hello.role in WORKER_ROLES:
                 self._register(peer, hello, now)
+            elif self.registry.get(peer) is not None:
+                raise BadRequest(f"{hello.name} was a worker on this connection; open a new one")
         except DFlashError as fault:
             logger.warning("%s refused: %s", hello.name, fault)
             self._send(peer, Reject(fault.code, fault.message))
