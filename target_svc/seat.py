@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from common.net.transport import Peer
-from common.wire.messages import Block, RoundKey, Sampling, Verified, Verify
+from common.wire.messages import (
+    Block,
+    Opened,
+    Prefilled,
+    RoundKey,
+    Sampling,
+    Verified,
+    Verify,
+)
 from target_svc.engine import Session
 from target_svc.prefill import PrefillStep
 from target_svc.text import Detokenizer
@@ -51,6 +59,7 @@ class Seat:
         waiting: the Verify whose block has not come, and when that wait ends; else None.
         block: the one block kept for the present round, or None.
         last: the verdict of the previous round, for a repeated Verify.
+        answers: what this session's Open was answered, for a repeated Open.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class Seat:
         self.waiting: BlockWait | None = None
         self.block: Block | None = None
         self.last: Verified | None = None
+        self.answers: list[Opened | Prefilled] = []
         self._text = text
         self._stop_ids = frozenset[int]() if sampling.ignore_eos else stop_ids
         self._n_generated = n_generated

@@ -120,8 +120,11 @@ class TargetService:
     # ------------------------------------------------------------------ sessions
 
     def _open(self, order: Open) -> None:
-        if order.session in self._seats:
-            self._drop("repeated_open")
+        known = self._seats.get(order.session)
+        if known is not None:
+            # The coordinator asks again when an answer was lost: it gets the same ones.
+            for answer in known.answers:
+                self._send(CONTROL, answer)
             return
         if len(self._seats) >= self._capacity:
             raise Busy(f"target holds {self._capacity} sessions, its capacity; try again later")
@@ -144,7 +147,11 @@ class TargetService:
         )
         self._seats[order.session] = seat
         self._prefilling.append(seat)
-        self._send(CONTROL, Opened(order.session, order.epoch, from_ids(prompt)))
+        self._answer(seat, Opened(order.session, order.epoch, from_ids(prompt)))
+
+    def _answer(self, seat: Seat, answer: Opened | Prefilled) -> None:
+        seat.answers.append(answer)
+        self._send(CONTROL, answer)
 
     def _prompt_ids(self, prompt: Tensor) -> list[int]:
         """Token ids of a prompt; an empty one becomes the separator that starts a document."""
@@ -176,7 +183,7 @@ class TargetService:
     def _prefilled(self, seat: Seat, step: PrefillStep, ms: float) -> None:
         emission = seat.emit([seat.session.anchor_id])
         piece = emission.pieces[0] if emission.pieces else ""
-        verdict = Prefilled(
+        answer = Prefilled(
             session=seat.name,
             epoch=seat.epoch,
             anchor_id=seat.session.anchor_id,
@@ -187,7 +194,7 @@ class TargetService:
             near_ties=int(step.near_tie),
             ms=ms,
         )
-        self._send(CONTROL, verdict)
+        self._answer(seat, answer)
 
     def _close(self, name: str) -> None:
         seat = self._seats.pop(name, None)
