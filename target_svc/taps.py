@@ -18,7 +18,7 @@ from common.checkpoint.index import index_tensors, read_config
 from common.checkpoint.weights import read_tensors
 from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm
-from target_svc.models.qwen4_exp import CONTRACTIONS, Model
+from target_svc.models.qwen4_exp import CONTRACTIONS, Model, arrays_in
 
 FC: Final = "fc.weight"
 NORM: Final = "hidden_norm.weight"
@@ -84,6 +84,7 @@ class Taps:
         self._model = model
         self._fc = mx.contiguous(fc.T)
         self._norm = RmsNorm(norm, plan.eps)
+        mx.eval(self._fc, arrays_in(self._norm))
 
     def collector(self) -> "TapCollector":
         """A tap for one forward."""

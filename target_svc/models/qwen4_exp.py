@@ -220,19 +220,23 @@ class Model:
 
     def __init__(self, args: ModelArgs, weights: "Weights", table: NgramTable | None) -> None:
         self.args = args
-        self._embedding = weights[PREFIX + "embed_tokens.weight"]
+        self._embedding = weights.take(PREFIX + "embed_tokens.weight")
         self.dtype = self._embedding.dtype
-        head = self._embedding if args.tied else weights["lm_head.weight"]
+        head = self._embedding if args.tied else weights.take("lm_head.weight")
         self._head = mx.contiguous(head.T)
         width = max(args.attention.head_dim, args.attention.index_dim)
         self._rope = RopeTable(args.rope_theta, args.rotary, width, self.dtype)
-        self.layers = [
-            weights.layer(args, index, self._rope) for index in range(len(args.layer_types))
-        ]
+        self.layers: list[DecoderLayer] = []
+        for index in range(len(args.layer_types)):
+            layer = weights.layer(args, index, self._rope)
+            mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
+            self.layers.append(layer)
         self._final = weights.hyper_connection(PREFIX + "hyper_connection_mixer.", args)
         self.ngram_rows = NgramRows(args.ngram) if args.ngram is not None else None
         self._table = table
         self._ngram = [weights.ngram_layer(args, layer) for layer in args.ple_layers]
+        mx.eval(arrays_in(self._final), [arrays_in(layer) for layer in self._ngram])
+        mx.eval(self._embedding, self._head)
 
     # ------------------------------------------------------------------ state
 
@@ -343,13 +347,14 @@ class Model:
 
 
 class Weights:
-    """Tensors by published name, with the spelling of the experts settled."""
+    """Tensors by published name, each taken once, so that it is freed when its block is made."""
 
-    def __init__(self, tensors: Mapping[str, mx.array]) -> None:
+    def __init__(self, tensors: dict[str, mx.array]) -> None:
         self._tensors = tensors
 
-    def __getitem__(self, name: str) -> mx.array:
-        return self._tensors[name]
+    def take(self, name: str) -> mx.array:
+        """Hand one tensor over."""
+        return self._tensors.pop(name)
 
     def layer(self, args: ModelArgs, index: int, rope: RopeTable) -> DecoderLayer:
         """Build one layer."""
@@ -370,10 +375,10 @@ class Weights:
     def hyper_connection(self, at: str, args: ModelArgs) -> HyperConnection:
         """Build a read, with its write where the checkpoint has one."""
         return HyperConnection(
-            self[at + "hc_norm.weight"],
-            self[at + "input_mix_weight_down.weight"],
-            self[at + "input_mix_weight_up.weight"],
-            self._tensors.get(at + "block_inject_weight.weight"),
+            self.take(at + "hc_norm.weight"),
+            self.take(at + "input_mix_weight_down.weight"),
+            self.take(at + "input_mix_weight_up.weight"),
+            self._tensors.pop(at + "block_inject_weight.weight", None),
             streams=args.streams,
             eps=args.eps,
         )
@@ -382,54 +387,67 @@ class Weights:
         """Build the PLE layer."""
         at = f"{PREFIX}layers.{layer}.ple."
         weights = NgramWeights(
-            self[at + "key_proj.weight"],
-            self[at + "value_proj.weight"],
-            self[at + "conv1d.weight"],
-            self[at + "norm_key.weight"],
-            self[at + "norm_query.weight"],
-            self[at + "norm_conv.weight"],
+            self.take(at + "key_proj.weight"),
+            self.take(at + "value_proj.weight"),
+            self.take(at + "conv1d.weight"),
+            self.take(at + "norm_key.weight"),
+            self.take(at + "norm_query.weight"),
+            self.take(at + "norm_conv.weight"),
         )
         dilation = args.ngram.order if args.ngram is not None else 1
         return NgramLayer(weights, streams=args.streams, dilation=dilation, eps=args.eps)
 
     def _delta(self, at: str) -> DeltaWeights:
         return DeltaWeights(
-            self[at + "in_proj_qkv.weight"],
-            self[at + "in_proj_z.weight"],
-            self[at + "in_proj_b.weight"],
-            self[at + "in_proj_a.weight"],
-            self[at + "conv1d.weight"],
-            self[at + "A_log"],
-            self[at + "dt_bias"],
-            self[at + "norm.weight"],
-            self[at + "out_proj.weight"],
+            self.take(at + "in_proj_qkv.weight"),
+            self.take(at + "in_proj_z.weight"),
+            self.take(at + "in_proj_b.weight"),
+            self.take(at + "in_proj_a.weight"),
+            self.take(at + "conv1d.weight"),
+            self.take(at + "A_log"),
+            self.take(at + "dt_bias"),
+            self.take(at + "norm.weight"),
+            self.take(at + "out_proj.weight"),
         )
 
     def _attention(self, at: str) -> AttentionWeights:
         return AttentionWeights(
-            self[at + "q_proj.weight"],
-            self[at + "k_proj.weight"],
-            self[at + "v_proj.weight"],
-            self[at + "o_proj.weight"],
-            self[at + "q_norm.weight"],
-            self[at + "k_norm.weight"],
-            self[at + "indexer.index_qk_proj.weight"],
-            self[at + "indexer.q_layernorm.weight"],
-            self[at + "indexer.k_layernorm.weight"],
+            self.take(at + "q_proj.weight"),
+            self.take(at + "k_proj.weight"),
+            self.take(at + "v_proj.weight"),
+            self.take(at + "o_proj.weight"),
+            self.take(at + "q_norm.weight"),
+            self.take(at + "k_norm.weight"),
+            self.take(at + "indexer.index_qk_proj.weight"),
+            self.take(at + "indexer.q_layernorm.weight"),
+            self.take(at + "indexer.k_layernorm.weight"),
         )
 
     def _experts(self, at: str) -> ExpertWeights:
         shared = at + "shared_expert."
         return ExpertWeights(
-            router=self[at + "gate.weight"],
-            gate_up=self[at + "experts.gate_up_proj"],
-            down=self[at + "experts.down_proj"],
+            router=self.take(at + "gate.weight"),
+            gate_up=self.take(at + "experts.gate_up_proj"),
+            down=self.take(at + "experts.down_proj"),
             shared_gate_up=mx.concatenate(
-                [self[shared + "gate_proj.weight"], self[shared + "up_proj.weight"]]
+                [self.take(shared + "gate_proj.weight"), self.take(shared + "up_proj.weight")]
             ),
-            shared_down=self[shared + "down_proj.weight"],
-            shared_switch=self[at + "shared_expert_gate.weight"],
+            shared_down=self.take(shared + "down_proj.weight"),
+            shared_switch=self.take(at + "shared_expert_gate.weight"),
         )
+
+
+def arrays_in(owner: object) -> list[mx.array]:
+    """All arrays that an object and the blocks it is made of hold."""
+    if isinstance(owner, mx.array):
+        return [owner]
+    if isinstance(owner, list | tuple):
+        return [array for item in owner for array in arrays_in(item)]
+    if type(owner).__module__.startswith("target_svc.models."):
+        return [
+            array for item in getattr(owner, "__dict__", {}).values() for array in arrays_in(item)
+        ]
+    return []
 
 
 # --------------------------------------------------------------------------- names and shapes
@@ -530,12 +548,15 @@ def load(folder: Path) -> Model:
     """
     args = ModelArgs.from_config(read_config(folder))
     spans = index_tensors(folder)
-    tensors = read_tensors(folder, keep=_is_device_tensor)
-    fused = _fuse_experts(tensors)
-    _check_buffers(args, fused)
-    names = {name: value for name, value in fused.items() if not name.endswith(_BUFFERS)}
-    require_exactly(names, expected_shapes(args), what="target qwen4_exp")
-    return Model(args, Weights(names), _open_table(args, spans))
+    return Model(args, Weights(_read_network(folder, args)), _open_table(args, spans))
+
+
+def _read_network(folder: Path, args: ModelArgs) -> dict[str, mx.array]:
+    tensors = _fuse_experts(read_tensors(folder, keep=_is_device_tensor))
+    _check_buffers(args, tensors)
+    network = {name: value for name, value in tensors.items() if not name.endswith(_BUFFERS)}
+    require_exactly(network, expected_shapes(args), what="target qwen4_exp")
+    return network
 
 
 def _is_device_tensor(name: str) -> bool:
