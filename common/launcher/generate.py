@@ -17,7 +17,7 @@ from common.launcher.launch import OnRows, ignore_rows, private, with_systems
 from common.launcher.view import StartupView, summary, wants_colour, write_tokens
 from common.sdk import Client, Completion, EndEvent, TokenEvent
 from common.sdk.client import Options
-from common.sdk.locate import CONTROL_SOCKET, run_dir_of
+from common.sdk.locate import CONTROL_SOCKET, is_listening, run_dir_of
 from common.sdk.request import make_request
 
 INTERRUPTED: int = 130
@@ -61,7 +61,7 @@ def run_generate(
     make_request(prompt, None, **options)  # a bad parameter must not cost a start-up
     is_coloured = not as_json and wants_colour(colour, sys.stdout)
     run_dir = run_dir_of(resolved.config, environment())
-    if (run_dir / CONTROL_SOCKET).exists() or resolved.config.net.control:
+    if is_listening(run_dir / CONTROL_SOCKET) or resolved.config.net.control:
         with Client(resolved.config.run.name, file=file) as client:
             _print_reply(client, prompt, options, as_json=as_json, colour=is_coloured)
         return 0

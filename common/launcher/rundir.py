@@ -23,6 +23,7 @@ from common.errors import AddressInUse, ConfigError
 PIDS_FILE: Final = "pids.json"
 LOCK_FILE: Final = "lock"
 LOGS_DIR: Final = "logs"
+PARENT_PREFIX: Final = "dflash-up"  # of the folder that `run_dir_of` puts runs in
 LAUNCHER_NAME: Final = "launcher"
 MAX_SOCKET_BYTES: Final = 103 if sys.platform == "darwin" else 107
 LONGEST_SOCKET: Final = "data-target.999.sock"
@@ -73,10 +74,12 @@ class RunDir:
         """Remove what the run left here, the folder too; with `keep_logs` its logs stay."""
         _remove_contents(self.path, {LOGS_DIR} if keep_logs else set())
         os.close(self._lock)
-        if not keep_logs:
-            for folder in (self.path, self.path.parent):
-                with contextlib.suppress(OSError):  # not empty: another run lives beside it
-                    folder.rmdir()
+        if keep_logs:
+            return
+        is_ours = self.path.parent.name.startswith(PARENT_PREFIX)
+        for folder in (self.path, self.path.parent) if is_ours else (self.path,):
+            with contextlib.suppress(OSError):  # not empty: another run lives beside it
+                folder.rmdir()
 
 
 def claim(path: Path) -> RunDir:

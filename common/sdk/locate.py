@@ -4,6 +4,7 @@ Owns the names of a run folder and the choice of endpoint and keys. Does not kno
 """
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def locate(
     flags = {"run.name": name, "run.run_dir": run_dir and str(run_dir), "net.control": endpoint}
     config = load(file, flags, environ).config
     folder = run_dir_of(config, environ)
-    if endpoint is None and (folder / CONTROL_SOCKET).exists():
+    if endpoint is None and is_listening(folder / CONTROL_SOCKET):
         return Address(Endpoint(ipc(folder / CONTROL_SOCKET)))
     if not config.net.control:
         raise PeerLost(
@@ -83,6 +84,16 @@ def locate(
         )
     keys = load_keys(config.keys.folder, config.keys.name or role)
     return Address(Endpoint(config.net.control, server_key(config.keys.folder)), keys)
+
+
+def is_listening(path: Path) -> bool:
+    """Whether somebody serves a socket file; one that a killed process left does not count."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def ipc(path: Path) -> str:

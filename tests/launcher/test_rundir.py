@@ -38,11 +38,18 @@ def test_second_claim_is_refused_and_names_the_way_out(tmp_path):
 
 def test_release_removes_the_folder(tmp_path):
     """`down` leaves no socket and no file."""
-    run = claim(tmp_path / "deep" / "run")
+    run = claim(tmp_path / "dflash-up-7" / "run")
     run.write_pids({"launcher": ProcessId.of(os.getpid())})
     (run.logs / "x.log").write_text("x")
     run.release()
-    assert not (tmp_path / "deep").exists()
+    assert not (tmp_path / "dflash-up-7").exists()
+
+
+def test_release_leaves_a_folder_that_the_user_made(tmp_path):
+    """`run.run_dir = "/srv/x/run"` is no leave to remove /srv/x."""
+    (tmp_path / "mine").mkdir()
+    claim(tmp_path / "mine" / "run").release()
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_logs_survive_a_failed_run_until_the_next_claim(tmp_path):

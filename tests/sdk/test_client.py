@@ -1,6 +1,7 @@
 """Client and AsyncClient against a scripted coordinator on a real ipc socket."""
 
 import asyncio
+import socket
 import threading
 
 import pytest
@@ -195,6 +196,16 @@ def test_nobody_listening_is_not_ready(address, monkeypatch):
     monkeypatch.setattr("common.net.zeromq.ClientLink.connect.__defaults__", (0.1,))
     with Client(endpoint=address) as client, pytest.raises(NotReady, match="is it running"):
         client.generate("x")
+
+
+def test_socket_that_a_killed_system_left_counts_as_no_system(tmp_path, monkeypatch):
+    """Else a client waits for its connection to a file nobody serves."""
+    monkeypatch.setenv("DFLASH_RUN_RUN_DIR", str(tmp_path))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "control.sock"))
+    listener.close()
+    with pytest.raises(PeerLost, match="dflash-up up"):
+        Client()
 
 
 def test_no_running_system_names_the_way_to_start_one(tmp_path, monkeypatch):
