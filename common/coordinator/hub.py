@@ -7,7 +7,7 @@ Invariant: whatever a peer sends, nothing is raised; what does not fit is droppe
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from common.config import CoordinatorConfig, PolicyConfig
 from common.coordinator.entrance import WORKER_ROLES, check_hello
@@ -35,9 +35,12 @@ from common.wire.messages import (
     Welcome,
     WorkerExited,
 )
-from common.wire.roles import CONTROL, check_sender
+from common.wire.roles import CONTROL, DRAFTER, check_sender
 
 logger = logging.getLogger(__name__)
+
+LOGGED_BAD: Final = 20  # bad messages that are logged one by one; a flood must not fill the disk
+EVERY_BAD: Final = 1000  # after that, one in so many
 
 
 class Outgoing(NamedTuple):
@@ -74,7 +77,7 @@ class Coordinator:
         self._new_word = new_word
         self._out: list[Outgoing] = []
         self._roles: dict[str, str] = {}  # of every peer that said Hello
-        self._n_requests = 0
+        self._n_requests = self._n_bad = 0
         self._tally = Tally(self.metrics)
         self.registry = Registry(
             silence_s=heartbeat_s * config.lost_after,
@@ -108,12 +111,12 @@ class Coordinator:
         try:
             self._take(peer, message, now, key_role)
         except DFlashError as fault:
-            self._bad(peer, type(message).__name__, fault)
+            self._bad(peer, type(message).__name__, fault, now)
         return self._settled(now)
 
     def bad(self, peer: str, fault: WireError, now: float) -> list[Outgoing]:
         """A peer sent bytes that are no message."""
-        self._bad(peer, "bytes", fault)
+        self._bad(peer, "bytes", fault, now)
         return self._settled(now)
 
     def lost(self, peer: str, now: float) -> list[Outgoing]:
@@ -206,10 +209,15 @@ class Coordinator:
         elif role is not None:
             self.requests.client_lost(peer, now)
 
-    def _bad(self, peer: str, kind: str, fault: DFlashError) -> None:
+    def _bad(self, peer: str, kind: str, fault: DFlashError, now: float) -> None:
         role = self._roles.get(peer, "unknown")
         self.metrics.count("dflash_bad_messages", peer=role, kind=kind)
-        logger.warning("dropped %s from %s: %s", kind, role, fault)
+        self._n_bad += 1
+        if self._n_bad <= LOGGED_BAD or self._n_bad % EVERY_BAD == 0:
+            logger.warning("dropped %s from %s (%d so far): %s", kind, role, self._n_bad, fault)
+        worker = self.registry.get(peer)
+        if worker is not None and worker.role == DRAFTER:
+            self.registry.strike(worker, f"bad {kind}", now)
 
     # ------------------------------------------------------------------ clients
 

@@ -201,7 +201,7 @@ class RequestMachine:
         except RoundFault as fault:
             return self._fail("bad_message", str(fault))
         if isinstance(event, Verified):
-            return [*commands, *self._on_verified(event, now, scene)]
+            return [*self._on_verified(event, now, scene), *commands]
         if isinstance(event, DraftFailed) and event.reason == "unknown_session":
             commands += self._drop_drafter(now + self.attachment.retry_s(), now)
         self._wait_for_target(now)
@@ -214,7 +214,7 @@ class RequestMachine:
         commands = self._commit(tokens, event.near_ties, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
-        return [*commands, *self._begin_round(now, scene)]
+        return [*self._begin_round(now, scene), *commands]  # workers first: they are what waits
 
     def _wait_for_target(self, now: float) -> None:
         self.phase = Phase.VERIFYING

@@ -18,6 +18,7 @@ from support.scripted import (
 )
 from support.world import World
 
+from common.errors import WireError
 from common.net.inproc import Faults
 from common.wire.messages import (
     Bye,
@@ -217,6 +218,18 @@ def test_three_late_drafts_in_a_row_close_the_circuit():
     world.finish()
     assert world.drafters["drafter.1"][0].asked <= 6
     assert stats_of(client, "a")["plain_rounds"] == 39
+
+
+def test_drafter_that_sends_junk_is_left_alone_for_a_while():
+    """Bytes that are no message are strikes, and reach nobody else."""
+    world, client = world_of()
+    drafter = next(w for w in world.hub.registry if w.role == "drafter")
+    for _ in range(3):
+        world.hub.bad(drafter.peer, WireError("junk"), world.mesh.now)
+    client.submit("a", PROMPT, 20)
+    world.finish()
+    assert client.replies["a"] == plain_reply(PROMPT, 20)[0]
+    assert world.drafters["drafter.1"][0].asked == 0
 
 
 def test_killed_drafter_is_replaced_by_the_next_one_that_registers():

@@ -242,11 +242,11 @@ def test_verdict_is_committed_and_the_next_round_starts_at_the_bonus():
     machine = verifying()
     commands = feed(machine, verified(KEY, 4, 2, (11, 12, 13)), 0.03)
     draft = Draft(RoundKey("7.0", 0, 1, 6, 13, 2), 3, pytest.approx(40.0))
-    assert isinstance(commands[0], RoundDone)
-    assert commands[1:] == [
-        ToClient(Tokens("r", 1, (11, 12, 13), ("<11>", "<12>", "<13>"), 2)),
+    assert commands[:2] == [
         ToDrafter(draft),
+        ToClient(Tokens("r", 1, (11, 12, 13), ("<11>", "<12>", "<13>"), 2)),
     ]
+    assert isinstance(commands[2], RoundDone)
 
 
 def test_repeated_verdict_is_dropped():
