@@ -8,6 +8,7 @@ Invariant: Hello is the first message on every connection.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -23,6 +24,7 @@ from common.wire.messages import Bye, Heartbeat, Hello, Message, Ready, Reject, 
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS: Final = 500  # how long a goodbye may take
+RETRY_S: Final = 0.2  # before another Hello after a Reject, so that two sides never spin
 CONTROL_PEER: Final = Peer(CONTROL_LINK)
 
 Beat = Callable[[], tuple[str, int, float, Mapping[str, Scalar]]]  # state, sessions, age s, counts
@@ -50,6 +52,7 @@ class Registration:
         self._ready: Ready | None = None
         self._is_ready_said = False
         self._linger_ms = 0
+        self._greet_at = float("inf")  # monotonic seconds; when to say Hello again after a Reject
         self.next_beat = 0.0  # monotonic seconds
 
     def send(self, frames: list[Frame]) -> bool:
@@ -93,6 +96,8 @@ class Registration:
 
     def on_time(self, now: float) -> None:
         """Send the heartbeat that is due."""
+        if now >= self._greet_at:
+            self._greet()
         if now < self.next_beat:
             return
         self.next_beat = now + self._heartbeat_s
@@ -117,6 +122,7 @@ class Registration:
 
     def _greet(self) -> None:
         with self._speaking:
+            self._greet_at = float("inf")
             self._is_ready_said = False
             self._has_greeted = self.link.send(self._hello())
 
@@ -131,6 +137,9 @@ class Registration:
             text = f"the coordinator refused us: {reject.message}"
             self._handover.put(Stop(kind.exit_code, text))
             return
-        logger.warning("not registered (%s): %s; registering again", reject.code, reject.message)
+        if self._greet_at < float("inf"):
+            return  # several messages crossed the first Reject
+        logger.warning("not registered (%s): %s; trying again", reject.code, reject.message)
         self._handover.put((CONTROL_PEER, Lost()))  # it knows nothing of our sessions
-        self._greet()
+        self._has_greeted = False
+        self._greet_at = time.monotonic() + RETRY_S
