@@ -11,13 +11,13 @@ ever committed to state.
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 from tokenizers import Tokenizer
 
 from common.errors import BadRequest, EngineError, TooLong, Unsupported
-from common.wire.messages import ModelCard
+from common.wire import messages
+from target_svc.distribution import Sampling
 from target_svc.models.qwen4_exp import Model
 from target_svc.prefill import PrefillStep, check_ids, prefill_steps
 from target_svc.taps import FeatureStore, Taps
@@ -28,19 +28,11 @@ _WARM_UP_ROWS = 256  # context at which the ladder is measured
 _WARM_UP_ROUNDS = 5  # timed rounds of every width, after one that is not timed
 
 
-class Sampling(Protocol):
-    """What the engine reads of a request's sampling parameters."""
-
-    @property
-    def temperature(self) -> float:
-        """0 is greedy."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineCard:
     """What a target says of itself."""
 
-    wire: ModelCard
+    wire: messages.ModelCard
     eos_ids: tuple[int, ...]
 
     @property
@@ -99,18 +91,18 @@ class Engine:
         """Start a session.
 
         Args:
-            sampling: only greedy decoding is implemented.
+            sampling: greedy, or draws keyed by its seed; already validated.
             taps: whether features are made; needs a drafter.
 
         Raises:
-            Unsupported: a temperature above 0.
+            Unsupported: another acceptance than "exact" with a temperature above 0.
             BadRequest: taps without a drafter.
         """
-        if sampling.temperature != 0:
-            raise Unsupported(f"temperature {sampling.temperature}; only 0 (greedy) is implemented")
+        if sampling.temperature > 0 and sampling.acceptance != "exact":
+            raise Unsupported(f"acceptance {sampling.acceptance!r}; only 'exact' is implemented")
         if taps and self.taps is None:
             raise BadRequest("taps are asked for but no drafter is configured; name one at start")
-        return Session(self, self.taps if taps else None)
+        return Session(self, sampling, self.taps if taps else None)
 
     def warm_up(self, widths: Iterable[int] | None = None) -> dict[int, float]:
         """Run every width a few times and measure it.
@@ -123,7 +115,7 @@ class Engine:
         """
         wanted = list(range(1, self.max_rows + 1)) if widths is None else list(widths)
         timings: dict[int, list[float]] = {rows: [] for rows in wanted}
-        session = self.open(_Greedy(), taps=self.taps is not None)
+        session = self.open(messages.Sampling(), taps=self.taps is not None)
         length = max(1, min(_WARM_UP_ROWS, self.card.context_len // 2))
         vocab = self.card.vocab_size
         for _ in session.prefill([(31 * index + 8) % vocab for index in range(length)]):
@@ -138,11 +130,6 @@ class Engine:
         return {rows: statistics.median(times) for rows, times in timings.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Greedy:
-    temperature: float = 0.0
-
-
 class Session:
     """One sequence at this target.
 
@@ -151,8 +138,9 @@ class Session:
         anchor_id: last committed token, not yet forwarded; valid after prefill.
     """
 
-    def __init__(self, engine: Engine, taps: Taps | None) -> None:
+    def __init__(self, engine: Engine, sampling: Sampling, taps: Taps | None) -> None:
         self._engine = engine
+        self._sampling = sampling
         self._taps = taps
         self._state = engine.model.new_state()
         self._store = FeatureStore(taps.plan.window) if taps is not None else None
@@ -186,6 +174,7 @@ class Session:
             prompt_ids,
             chunk=self._engine.prefill_chunk,
             taps=self._taps,
+            sampling=self._sampling,
         )
         for step in steps:
             self._remember(step.features)
@@ -218,6 +207,7 @@ class Session:
             [self.anchor_id, *drafts],
             self._engine.plan,
             self._taps,
+            self._sampling,
         )
         self._remember(verdict.features)
         self.anchor_id = verdict.ids[-1]

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from common.errors import BadRequest
 from target_svc.accept import choose
+from target_svc.distribution import Sampling
 from target_svc.models.qwen4_exp import Model
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
@@ -36,6 +37,7 @@ def prefill_steps(
     *,
     chunk: int,
     taps: Taps | None,
+    sampling: Sampling,
 ) -> Iterator[PrefillStep]:
     """Forward and commit the prompt, one chunk per step; each step evaluates.
 
@@ -60,7 +62,7 @@ def prefill_steps(
             continue
         logits = model.logits(hidden[-1:])
         _evaluate(logits, features, state)
-        choices = choose(logits)
+        choices = choose(logits, sampling, total)
         near = choices.is_near_tie[0]
         yield PrefillStep(done, total, start, features, choices.ids[0], near)
 

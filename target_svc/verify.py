@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from common.errors import DFlashError
 from target_svc.accept import Choices, choose, count_accepted
+from target_svc.distribution import Sampling
 from target_svc.models.qwen4_exp import Model
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
@@ -46,6 +47,7 @@ def run_round(
     row_ids: Sequence[int],
     plan: VerifyPlan,
     taps: Taps | None,
+    sampling: Sampling,
 ) -> Verdict:
     """Forward the anchor and its drafts, accept, and keep the accepted rows.
 
@@ -55,6 +57,7 @@ def run_round(
         row_ids: anchor, then drafts; all in the vocabulary.
         plan: see `VerifyPlan`.
         taps: None where nobody drafts.
+        sampling: how the target chooses.
 
     Raises:
         NotFinite: a row that decides has no finite score; nothing changed.
@@ -67,7 +70,7 @@ def run_round(
     features = None if tap is None else tap.features()
     built = time.perf_counter()
     mx.eval(logits, *([] if features is None else [features]), *state.arrays())
-    choices = _choose_or_abandon(logits, state)
+    choices = _choose_or_abandon(logits, state, sampling)
     n_accepted = count_accepted(choices.ids, row_ids[1:])
     keep = n_accepted + 1
     base = state.base
@@ -94,9 +97,9 @@ def pad_rows(row_ids: Sequence[int], width: int | None) -> list[int]:
     return [*row_ids, *[row_ids[0]] * missing]
 
 
-def _choose_or_abandon(logits: mx.array, state: SequenceState) -> Choices:
+def _choose_or_abandon(logits: mx.array, state: SequenceState, sampling: Sampling) -> Choices:
     try:
-        return choose(logits)
+        return choose(logits, sampling, state.base + 1)
     except DFlashError:
         commit(state, 0)
         raise

@@ -1,33 +1,29 @@
-"""Drafters that answer from a script, and the plain greedy loop they are compared with."""
+"""Drafters that answer from a script, and the plain loop they are compared with."""
 
 from collections import Counter
-from dataclasses import dataclass
+
+from common.wire.messages import Sampling
+
+GREEDY = Sampling()
 
 
-@dataclass(frozen=True)
-class Greedy:
-    """The sampling parameters of greedy decoding."""
-
-    temperature: float = 0.0
-
-
-def prefill(engine, prompt_ids, *, taps=False):
+def prefill(engine, prompt_ids, *, taps=False, sampling=GREEDY):
     """A session that has run its prompt, and the steps it took."""
-    session = engine.open(Greedy(), taps=taps)
+    session = engine.open(sampling, taps=taps)
     return session, list(session.prefill(prompt_ids))
 
 
-def plain_decode(engine, prompt_ids, count):
-    """The target's own greedy output, one row a round."""
-    session, _ = prefill(engine, prompt_ids)
+def plain_decode(engine, prompt_ids, count, sampling=GREEDY):
+    """The target's own output, one row a round."""
+    session, _ = prefill(engine, prompt_ids, sampling=sampling)
     ids = [session.anchor_id]
     while len(ids) < count:
         ids.extend(session.verify((), 1).ids)
     return ids[:count]
 
 
-def drafted_decode(engine, prompt_ids, count, propose, *, rows=8, taps=False):
-    """Greedy output with drafts.
+def drafted_decode(engine, prompt_ids, count, propose, *, rows=8, sampling=GREEDY):
+    """Output with drafts.
 
     Args:
         propose: (round, ids so far, rows - 1) -> draft ids.
@@ -35,7 +31,7 @@ def drafted_decode(engine, prompt_ids, count, propose, *, rows=8, taps=False):
     Returns:
         The ids, and a Counter of accepted drafts per round.
     """
-    session, _ = prefill(engine, prompt_ids, taps=taps)
+    session, _ = prefill(engine, prompt_ids, sampling=sampling)
     ids, accepted = [session.anchor_id], Counter()
     while len(ids) < count:
         verdict = session.verify(propose(sum(accepted.values()), ids, rows - 1), rows)

@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.scripted_drafts import Greedy, drafted_decode, plain_decode, prefill
+from support.scripted_drafts import GREEDY, drafted_decode, plain_decode, prefill
 from support.target_cases import arrays_of
 from support.tiny import write_safetensors
 
@@ -18,6 +18,7 @@ from common.errors import (
     TooLong,
     Unsupported,
 )
+from common.wire.messages import Sampling
 from target_svc.load import EngineOptions, load_engine
 
 COUNT = 48
@@ -119,6 +120,21 @@ def test_output_does_not_depend_on_rows(engine, plain, rows):
     assert len(accepted) >= 2  # some rejected, some accepted
 
 
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.95}])
+def test_sampled_output_depends_on_the_seed_alone(engine, fields):
+    """Draws that are spent by rounds, so that drafts change the text."""
+    sampling = Sampling(temperature=1.0, seed=3, **fields)
+    plain = plain_decode(engine, PROMPT, COUNT + BLOCK, sampling)
+    assert plain != plain_decode(engine, PROMPT, COUNT + BLOCK, Sampling(temperature=1.0, seed=4))
+    mixed = [own_drafts(plain), wrong_drafts(plain), wrong_at(plain, 3)]
+    propose = lambda turn, ids, count: mixed[turn % 3](turn, ids, count)  # noqa: E731
+    for rows in (4, 8):
+        ids, accepted = drafted_decode(engine, PROMPT, COUNT, propose, rows=rows, sampling=sampling)
+        assert ids == plain[:COUNT]
+        assert accepted[0]
+        assert accepted[rows - 1]
+
+
 def test_fixed_width_gives_the_same_output_for_any_drafts(fixed_engine):
     """A padding row that is accepted, or that reaches a row before it."""
     plain = plain_decode(fixed_engine, PROMPT, COUNT + BLOCK)
@@ -206,7 +222,7 @@ def test_rows_out_of_range_are_refused(engine, fixed_engine):
 
 def test_rounds_need_a_prompt_and_an_open_session(engine):
     """An anchor that does not exist yet, or state that is gone."""
-    session = engine.open(Greedy(), taps=False)
+    session = engine.open(GREEDY, taps=False)
     with pytest.raises(EngineError, match="no anchor"):
         session.verify((), 1)
     list(session.prefill(PROMPT))
@@ -228,16 +244,16 @@ def test_rounds_need_a_prompt_and_an_open_session(engine):
 def test_impossible_prompts_are_refused(engine, prompt, error, words):
     """A fault inside the network instead of a sentence."""
     with pytest.raises(error, match=words):
-        next(engine.open(Greedy(), taps=False).prefill(prompt))
+        next(engine.open(GREEDY, taps=False).prefill(prompt))
 
 
 def test_what_is_not_implemented_is_refused(engine, folders):
     """A parameter taken and ignored."""
-    with pytest.raises(Unsupported, match=r"temperature 0\.7"):
-        engine.open(Greedy(0.7), taps=False)
+    with pytest.raises(Unsupported, match="acceptance 'typical'"):
+        engine.open(Sampling(temperature=0.7, acceptance="typical"), taps=False)
     bare = load_engine(folders["main"], None, EngineOptions())
     with pytest.raises(BadRequest, match="no drafter"):
-        bare.open(Greedy(), taps=True)
+        bare.open(GREEDY, taps=True)
 
 
 def test_scores_that_are_not_finite_end_the_round_without_a_change(engine, plain, monkeypatch):
