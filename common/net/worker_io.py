@@ -211,18 +211,18 @@ class WorkerIO(threading.Thread):
     # ------------------------------------------------------------------ for the compute thread
 
     def wait(self, timeout_s: float) -> None:
-        """Read what comes, until something lies in the inbox or the time is up."""
+        """Read what comes, until something lies in the inbox or the time is up; looks once."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
             while self._handover.is_empty():
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 and not self._is_unread:
-                    return
-                wait_ms = 0.0 if self._is_unread else min(left_s * 1000, self._dial_ms())
+                left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+                wait_ms = 0.0 if self._is_unread else min(left_ms, self._dial_ms())
                 ready = self._poll.poll(wait_ms)
                 if any(fd == self._handover.wake_fd for fd, _ in ready):
                     self._handover.clear()
                 self._read()
+                if left_ms <= 0 and not self._is_unread:
+                    return
 
     def _dial_ms(self) -> float:
         """Until the next dialled link is given up."""

@@ -33,7 +33,7 @@ from common.wire.messages import (
 )
 from common.wire.version import MAJOR, MINOR
 
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -238,6 +238,34 @@ def test_busy_compute_thread_shows_in_the_heartbeat(folder):
         router.send(peer, Bye(""))
 
     assert scenario(folder, talk, actor=Busy)[0] == 0
+
+
+def test_message_is_read_between_two_pieces_of_work(folder):
+    """Prefill of a long prompt must not hold up another session's round."""
+
+    class Working(Echo):
+        pieces, read_after = 0, None
+
+        def work(self, now):
+            self.pieces += 1
+            return self.read_after is None
+
+        def on_message(self, peer, message, now):
+            self.read_after = self.pieces
+
+    async def talk(router, actor):
+        peer = await joined(router)
+        while not actor().pieces:
+            await asyncio.sleep(0.001)
+        actor().shell._io._ending.set()  # no help from the other thread
+        router.send(peer, Close("s"))
+        while actor().read_after is None:
+            await asyncio.sleep(0.001)
+        router.send(peer, Bye(""))
+
+    code, actor = scenario(folder, talk, actor=Working)
+    assert code == 0
+    assert actor.read_after > 0
 
 
 def test_junk_from_the_coordinator_is_counted(folder):

@@ -26,7 +26,7 @@ from common.net.transport import Endpoint
 from common.net.zeromq import AsyncClientLink, AsyncRouter, ClientLink
 from common.wire.messages import Bye, Cancel, Status, StatusRequest
 
-LIMIT_S = 5.0
+LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -408,14 +408,14 @@ def test_links_leave_no_descriptor_behind(folder):
     async def scenario():
         router = AsyncRouter()
         address = router.bind(f"ipc://{folder}/c.sock")
-        counts = []
-        for _ in range(4):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
             link = AsyncClientLink(Endpoint(address))
             peer, _ = await greeted(router, link)
             link.close()
             assert (await router.recv()).id == peer
-            counts.append(len(os.listdir("/proc/self/fd")))
-        assert counts[1:] == counts[:1] * 3
+        while len(os.listdir("/proc/self/fd")) > before:  # libzmq closes in its own thread
+            await asyncio.sleep(0.005)
         router.close()
 
     if not Path("/proc/self/fd").exists():
