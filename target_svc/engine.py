@@ -8,7 +8,7 @@ anchor, at position `base`, is committed but not forwarded. Only the anchor and 
 ever committed to state.
 """
 
-import statistics
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,9 @@ from target_svc.text import encode
 from target_svc.verify import Verdict, VerifyPlan, run_round
 
 _WARM_UP_ROWS = 256  # context at which the ladder is measured
-_WARM_UP_ROUNDS = 5  # timed rounds of every width, after one that is not timed
+_WARM_UP_TURNS = 8  # timed rounds of every width, after one that is not timed
+_WARM_UP_LEAST = 3  # of them, where they take long
+_WARM_UP_S = 5.0  # after so long no further turn is begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Engine:
             widths: rows, 1..max_rows each; None is all of them.
 
         Returns:
-            Median milliseconds of a verify by rows: the cost ladder of this machine.
+            Milliseconds of a verify by rows, the lower quartile of each width, because other
+            processes start at the same time: the cost ladder of this machine.
         """
         wanted = list(range(1, self.max_rows + 1)) if widths is None else list(widths)
         timings: dict[int, list[float]] = {rows: [] for rows in wanted}
@@ -120,14 +123,18 @@ class Engine:
         vocab = self.card.vocab_size
         for _ in session.prefill([(31 * index + 8) % vocab for index in range(length)]):
             pass
-        for turn in range(_WARM_UP_ROUNDS + 1):  # widths take turns, so that drift hits all alike
-            for rows in wanted:
+        begun = time.perf_counter()
+        for turn in range(_WARM_UP_TURNS + 1):  # widths take turns, so that drift hits all alike
+            if turn > _WARM_UP_LEAST and time.perf_counter() - begun > _WARM_UP_S:
+                break
+            first = turn % len(wanted)  # and another one begins each turn
+            for rows in wanted[first:] + wanted[:first]:
                 drafts = [(turn + 17 * row) % vocab for row in range(1, rows)]
                 verdict = session.verify(drafts, rows)
                 if turn:
                     timings[rows].append(verdict.build_ms + verdict.eval_ms)
         session.close()
-        return {rows: statistics.median(times) for rows, times in timings.items()}
+        return {rows: sorted(times)[len(times) // 4] for rows, times in timings.items()}
 
 
 class Session:
