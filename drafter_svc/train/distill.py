@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drafter_svc.train.drafter_net import DrafterNet, start_weights, tap_layers
-from drafter_svc.train.export import read_target, write_drafter
+from drafter_svc.train.export import read_drafter, read_target, write_drafter
 from drafter_svc.train.files import Meter, WorkFolder, pick_device
 from drafter_svc.train.optim import Optimiser, schedule
 from drafter_svc.train.recipe import DrafterDims, Recipe
@@ -152,6 +152,8 @@ def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
     head = target.embed_tokens.weight.detach()
     drafter = DrafterNet(recipe.drafter, recipe.target)
     start_weights(drafter, recipe.seed + 4)
+    if plan.warm_start and work.drafter.exists():
+        drafter = read_drafter(recipe.drafter, recipe.target, work.drafter)
     drafter.to(device)
     draws = AnchorDraw(
         lessons, recipe.regenerate.prompt, recipe.drafter.block_size, recipe.seed + 5

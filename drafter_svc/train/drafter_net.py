@@ -241,6 +241,8 @@ def start_weights(net: DrafterNet, seed: int) -> None:
                 p[:, 0] = 1.0
             elif name.endswith(("kernel_projection.weight", "o_proj.weight", "down_proj.weight")):
                 p.zero_()
+            elif name == "norm.weight":
+                p.fill_(0.1)  # the target's head is trained for smaller rows than rms 1
             elif "codebook" in name:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.05)
             elif p.dim() >= 2:

@@ -150,6 +150,7 @@ class DrafterPlan:
     warmup: float = 0.02
     decay: float = 0.5
     clip: float = 1.0
+    warm_start: bool = False  # go on from the drafter in the work folder
     slot_decay: float = 4.0  # weight of slot k is exp(-(k - 1) / slot_decay)
     selector_weight: float = 1.0
     compile: bool = True
