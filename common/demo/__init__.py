@@ -1,1 +1,1 @@
-"""The embedded pair, its model card and the held-out prompts. Owns data, no code. Anyone may read."""
+"""The embedded pair, its model card and the held-out prompts. Owns data, no code."""

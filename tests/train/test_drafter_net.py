@@ -95,7 +95,7 @@ def test_the_gold_label_is_scored_even_when_no_candidate_has_it() -> None:
     h, head = torch.randn(1, 2, 7, 32, generator=g), torch.randn(96, 32, generator=g)
     labels = (h @ head.T).argmin(-1)
     previous = torch.zeros_like(labels)
-    unary, selector, hits = slot_losses(net, h, head, labels, previous, torch.ones(7))
+    _, selector, hits = slot_losses(net, h, head, labels, previous, torch.ones(7))
     assert torch.isfinite(selector)
     assert selector > 0
     assert not hits.any()
