@@ -54,6 +54,13 @@ class TensorSpan:
         return np.memmap(self.path, dtype=bits, mode="r", offset=self.offset, shape=self.shape)
 
 
+def map_file(path: Path, dtype: str) -> NDArray[Any]:
+    """Memory-map a whole file read-only as items of one container dtype, counted from its start."""
+    bits = np.dtype(_BITS[dtype])
+    count = path.stat().st_size // bits.itemsize
+    return np.memmap(path, dtype=bits, mode="r", shape=(count,))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` of a checkpoint folder.
 

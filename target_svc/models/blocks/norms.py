@@ -6,7 +6,7 @@ Invariant: all forms compute the same function.
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import mlx.core as mx
@@ -17,8 +17,9 @@ _CONSTANT_LIMIT: Final = 32_768  # elements; larger constants are broadcast inst
 _TILED_ROWS: Final = 16  # forwards of so many rows get constants of their own
 
 
+@cache
 def is_cpu() -> bool:
-    """Whether the default device is the CPU."""
+    """Whether the default device is the CPU; asked once, so choose the device before loading."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
