@@ -1,4 +1,4 @@
-"""The launcher in the background: `python -m common.launcher.daemon`, started by `up -d`.
+"""The launcher in the background: `python -m common.launcher.daemon RUN_DIR`, by `up -d`.
 
 Reads one JSON object from its input (tables, origins, roles) and keeps that run. What goes wrong
 before the run folder is claimed goes to the starter; after that everything goes to its log.

@@ -66,7 +66,7 @@ def start_background(resolved: Resolved, roles: tuple[str, ...], wait_s: float |
             f"run {resolved.config.run.name!r} is up already (pid {owner.pid}); "
             "use another --name or `dflash-up down`"
         )
-    process = _spawn_daemon(resolved, roles)
+    process = _spawn_daemon(resolved, roles, run_dir)
     view = StartupView()
     limit = time.monotonic() + (ANSWER_S if wait_s is None else wait_s)
     while not _is_up(process, run_dir, view, all_ready=wait_s is not None):
@@ -98,9 +98,12 @@ def stop(run_dir: Path, grace_s: float) -> bool:
     return True
 
 
-def _spawn_daemon(resolved: Resolved, roles: tuple[str, ...]) -> "subprocess.Popen[str]":
+def _spawn_daemon(
+    resolved: Resolved, roles: tuple[str, ...], run_dir: Path
+) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "common.launcher.daemon"],
+        # The folder is for people who look at a list of processes.
+        [sys.executable, "-P", "-m", "common.launcher.daemon", str(run_dir)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
