@@ -51,6 +51,37 @@ ATTENTION: Final = ("full_attention", "indexed_attention", "qwen_sparse_attentio
 _TABLE: Final = "ple.ple_embedding.ngram_embedding.shard_"
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
+#: Names in the order of the blocks' weight classes.
+_DELTA: Final = (
+    "in_proj_qkv.weight",
+    "in_proj_z.weight",
+    "in_proj_b.weight",
+    "in_proj_a.weight",
+    "conv1d.weight",
+    "A_log",
+    "dt_bias",
+    "norm.weight",
+    "out_proj.weight",
+)
+_ATTENTION: Final = (
+    "q_proj.weight",
+    "k_proj.weight",
+    "v_proj.weight",
+    "o_proj.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "indexer.index_qk_proj.weight",
+    "indexer.q_layernorm.weight",
+    "indexer.k_layernorm.weight",
+)
+_NGRAM: Final = (
+    "key_proj.weight",
+    "value_proj.weight",
+    "conv1d.weight",
+    "norm_key.weight",
+    "norm_query.weight",
+    "norm_conv.weight",
+)
 #: How streams become one H-wide tap: their mean, the final mixer's read, or the read of the layer
 #: after the tapped one.
 CONTRACTIONS: Final = ("stream_mean", "final_mixer", "next_attention_read")
@@ -386,42 +417,15 @@ class Weights:
     def ngram_layer(self, args: ModelArgs, layer: int) -> NgramLayer:
         """Build the PLE layer."""
         at = f"{PREFIX}layers.{layer}.ple."
-        weights = NgramWeights(
-            self.take(at + "key_proj.weight"),
-            self.take(at + "value_proj.weight"),
-            self.take(at + "conv1d.weight"),
-            self.take(at + "norm_key.weight"),
-            self.take(at + "norm_query.weight"),
-            self.take(at + "norm_conv.weight"),
-        )
+        weights = NgramWeights(*(self.take(at + name) for name in _NGRAM))
         dilation = args.ngram.order if args.ngram is not None else 1
         return NgramLayer(weights, streams=args.streams, dilation=dilation, eps=args.eps)
 
     def _delta(self, at: str) -> DeltaWeights:
-        return DeltaWeights(
-            self.take(at + "in_proj_qkv.weight"),
-            self.take(at + "in_proj_z.weight"),
-            self.take(at + "in_proj_b.weight"),
-            self.take(at + "in_proj_a.weight"),
-            self.take(at + "conv1d.weight"),
-            self.take(at + "A_log"),
-            self.take(at + "dt_bias"),
-            self.take(at + "norm.weight"),
-            self.take(at + "out_proj.weight"),
-        )
+        return DeltaWeights(*(self.take(at + name) for name in _DELTA))
 
     def _attention(self, at: str) -> AttentionWeights:
-        return AttentionWeights(
-            self.take(at + "q_proj.weight"),
-            self.take(at + "k_proj.weight"),
-            self.take(at + "v_proj.weight"),
-            self.take(at + "o_proj.weight"),
-            self.take(at + "q_norm.weight"),
-            self.take(at + "k_norm.weight"),
-            self.take(at + "indexer.index_qk_proj.weight"),
-            self.take(at + "indexer.q_layernorm.weight"),
-            self.take(at + "indexer.k_layernorm.weight"),
-        )
+        return AttentionWeights(*(self.take(at + name) for name in _ATTENTION))
 
     def _experts(self, at: str) -> ExpertWeights:
         shared = at + "shared_expert."
