@@ -142,8 +142,13 @@ def load_taps(folder: Path, model: Model) -> tuple[Taps, TapHashes]:
         raise ModelMismatch(
             f"drafter's target_layer_ids are {list(plan.layer_ids)}; layers are 0..{last}"
         )
-    if plan.contraction == "next_attention_read" and max(plan.layer_ids) == last:
-        raise ModelMismatch(f"layer {last} has no next layer to read it; tap 0..{last - 1}")
+    if plan.contraction == "next_attention_read":
+        unread = {last, *(layer - 1 for layer in model.args.ple_layers)} & set(plan.layer_ids)
+        if unread:
+            raise ModelMismatch(
+                f"taps {sorted(unread)} have no next layer that reads them as they are; "
+                f"tap other layers of 0..{last - 1}"
+            )
     hashes = TapHashes(fingerprint_tensor(spans[FC]), fingerprint_tensor(spans[NORM]))
     return Taps(plan, model, fc, norm), hashes
 

@@ -124,8 +124,8 @@ def test_output_does_not_depend_on_rows(engine, plain, rows):
 def test_sampled_output_depends_on_the_seed_alone(engine, fields):
     """Draws that are spent by rounds, so that drafts change the text."""
     sampling = Sampling(temperature=1.0, seed=3, **fields)
-    plain = plain_decode(engine, PROMPT, COUNT + BLOCK, sampling)
-    assert plain != plain_decode(engine, PROMPT, COUNT + BLOCK, Sampling(temperature=1.0, seed=4))
+    plain = plain_decode(engine, PROMPT, 24 + BLOCK, sampling)
+    assert plain[:24] != plain_decode(engine, PROMPT, 24, Sampling(temperature=1.0, seed=4))
     mixed = [own_drafts(plain), wrong_drafts(plain), wrong_at(plain, 3)]
     propose = lambda turn, ids, count: mixed[turn % 3](turn, ids, count)  # noqa: E731
     for rows in (4, 8):
@@ -305,6 +305,7 @@ def test_card_names_what_both_sides_compare(engine, drafter):
         ({"target_layer_ids": [1, 3]}, r"need \[D, 128\]"),
         ({"target_layer_ids": []}, "must list target layers"),
         ({"target_layer_ids": [1, 3, 6], "tap_contraction": "sum"}, "tap_contraction: 'sum'"),
+        ({"target_layer_ids": [0, 3, 7], "tap_contraction": "next_attention_read"}, r"\[0, 7\]"),
     ],
 )
 def test_a_drafter_of_another_target_is_refused(folders, drafter, tmp_path, change, words):
