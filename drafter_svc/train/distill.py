@@ -140,50 +140,64 @@ def _say(meter: Meter, step: int, unary: Tensor, selector: Tensor, hits: Tensor)
     return length
 
 
+class Lesson:
+    """One training run: the frozen target's head, the drafter, and where its blocks come from."""
+
+    def __init__(self, recipe: Recipe, work: WorkFolder, device: torch.device) -> None:
+        self.plan, self.device = recipe.distill, device
+        target = read_target(recipe.target, work.target).to(device).eval().requires_grad_(False)
+        rows = np.load(work.regenerated)["rows"]
+        layers = tap_layers(recipe.target.num_hidden_layers, recipe.drafter.num_taps)
+        lessons = read_lessons(target, rows, layers)
+        self.head = target.embed_tokens.weight.detach()
+        if self.plan.warm_start and work.drafter.exists():
+            self.drafter = read_drafter(recipe.drafter, recipe.target, work.drafter)
+        else:
+            self.drafter = DrafterNet(recipe.drafter, recipe.target)
+            start_weights(self.drafter, recipe.seed + 4)
+        self.drafter.to(device)
+        first, block = recipe.regenerate.prompt, recipe.drafter.block_size
+        self.draws = AnchorDraw(lessons, first, block, recipe.seed + 5)
+        self.weights = slot_weights(recipe.drafter, self.plan.slot_decay, device)
+        self.loss_of: Callable[..., tuple[Tensor, ...]] = slot_losses
+
+    def compile(self) -> None:
+        """Compile and run every part once; parts that cannot be compiled stay eager."""
+        torch._dynamo.config.suppress_errors = True
+        for layer in self.drafter.layers:
+            layer.compile(dynamic=False)
+        self.loss_of = torch.compile(slot_losses, dynamic=False)
+        for _ in range(2):
+            self.backward()
+        self.drafter.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+
+    def backward(self) -> tuple[Tensor, ...]:
+        """Losses of fresh blocks, with gradients; also their hits."""
+        batch = self.draws.draw(self.plan.batch, self.plan.anchors)
+        unary, selector, hits = _losses(self.drafter, batch, self.head, self.weights, self.loss_of)
+        (unary + self.plan.selector_weight * selector).backward()
+        return unary, selector, hits
+
+
 def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
     """Train for `distill.seconds` and write the drafter."""
-    plan, device = recipe.distill, pick_device()
-    total = Meter()
-    target = read_target(recipe.target, work.target).to(device).eval().requires_grad_(False)
-    rows = np.load(work.regenerated)["rows"]
-    layers = tap_layers(recipe.target.num_hidden_layers, recipe.drafter.num_taps)
-    lessons = read_lessons(target, rows, layers)
-    print(f"lessons of {len(rows)} rows after {total.elapsed():.0f} s", flush=True)
-    head = target.embed_tokens.weight.detach()
-    drafter = DrafterNet(recipe.drafter, recipe.target)
-    start_weights(drafter, recipe.seed + 4)
-    if plan.warm_start and work.drafter.exists():
-        drafter = read_drafter(recipe.drafter, recipe.target, work.drafter)
-    drafter.to(device)
-    draws = AnchorDraw(
-        lessons, recipe.regenerate.prompt, recipe.drafter.block_size, recipe.seed + 5
-    )
-    weights = slot_weights(recipe.drafter, plan.slot_decay, device)
-    loss_of: Callable[..., tuple[Tensor, ...]] = slot_losses
+    plan, device, total = recipe.distill, pick_device(), Meter()
+    lesson = Lesson(recipe, work, device)
     if plan.compile and device.type == "cuda":
-        torch._dynamo.config.suppress_errors = True
-        for layer in drafter.layers:
-            layer.compile(dynamic=False)
-        loss_of = torch.compile(slot_losses, dynamic=False)
-        for _ in range(2):
-            parts = _losses(drafter, draws.draw(plan.batch, plan.anchors), head, weights, loss_of)
-            (parts[0] + parts[1]).backward()
-        drafter.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        print(f"ready after {total.elapsed():.0f} s", flush=True)
+        lesson.compile()
+    print(f"ready after {total.elapsed():.0f} s", flush=True)
     seconds = min(plan.seconds, plan.total_seconds - total.elapsed())
-    optimiser = Optimiser(drafter, plan.muon_lr, plan.adam_lr, plan.weight_decay)
+    optimiser = Optimiser(lesson.drafter, plan.muon_lr, plan.adam_lr, plan.weight_decay)
     meter, step, length = Meter(), 0, 0.0
     while meter.elapsed() < seconds:
+        losses = lesson.backward()
         rate = schedule(meter.elapsed() / seconds, plan.warmup, plan.decay)
-        batch = draws.draw(plan.batch, plan.anchors)
-        unary, selector, hits = _losses(drafter, batch, head, weights, loss_of)
-        (unary + plan.selector_weight * selector).backward()
         optimiser.step(rate, plan.clip)
         step += 1
         if meter.due() or step == 1:
-            length = _say(meter, step, unary, selector, hits)
-    write_drafter(drafter, recipe.target, work.drafter)
+            length = _say(meter, step, *losses)
+    write_drafter(lesson.drafter, recipe.target, work.drafter)
     work.note(
         "drafter",
         {
@@ -192,6 +206,6 @@ def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
             "blocks": step * plan.batch * plan.anchors,
             "seconds": round(meter.elapsed(), 1),
             "last_length": round(length, 3),
-            "parameters": sum(p.numel() for p in drafter.parameters()),
+            "parameters": sum(p.numel() for p in lesson.drafter.parameters()),
         },
     )

@@ -70,23 +70,30 @@ def fresh_target(recipe: Recipe, device: torch.device) -> TargetNet:
     return net.to(device)
 
 
+def _compiled_loss(
+    net: TargetNet, train: Windows, batch: int, sequence: int
+) -> Callable[..., Tensor]:
+    compile_parts(net)
+    loss_of = torch.compile(next_token_loss, dynamic=False)
+    for _ in range(2):  # compile before the clock of the schedule starts
+        loss, balance = _loss_parts(net, train.draw(batch, sequence + 1), loss_of)
+        (loss + balance).backward()
+    torch.cuda.synchronize()
+    net.zero_grad(set_to_none=True)
+    return loss_of
+
+
 def pretrain(recipe: Recipe, work: WorkFolder) -> None:
     """Train for `pretrain.seconds` and write the target."""
-    plan, device = recipe.pretrain, pick_device()
+    plan, device, meter = recipe.pretrain, pick_device(), Meter()
     train = Windows(np.load(work.tokens("train")), device, recipe.seed + 1)
     net, loss_of = fresh_target(recipe, device), next_token_loss
-    meter = Meter()
     if plan.compile and device.type == "cuda":
-        compile_parts(net)
-        loss_of = torch.compile(next_token_loss, dynamic=False)
-        for _ in range(2):  # compile before the clock of the schedule starts
-            loss, balance = _loss_parts(net, train.draw(plan.batch, plan.sequence + 1), loss_of)
-            (loss + balance).backward()
-            print(f"ready after {meter.elapsed():.0f} s, loss {loss.item():.3f}", flush=True)
-        net.zero_grad(set_to_none=True)
+        loss_of = _compiled_loss(net, train, plan.batch, plan.sequence)
+    print(f"ready after {meter.elapsed():.0f} s", flush=True)
     seconds = min(plan.seconds, plan.total_seconds - meter.elapsed())
     optimiser = Optimiser(net, plan.muon_lr, plan.adam_lr, plan.weight_decay)
-    meter, step, loss, balance = Meter(), 0, torch.zeros(()), torch.zeros(())
+    meter, step, loss = Meter(), 0, torch.zeros(())
     while meter.elapsed() < seconds:
         rate = schedule(meter.elapsed() / seconds, plan.warmup, plan.decay)
         ids = train.draw(plan.batch, plan.sequence + 1)
@@ -102,7 +109,6 @@ def pretrain(recipe: Recipe, work: WorkFolder) -> None:
                 flush=True,
             )
     write_target(net, work.target)
-    memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
     work.note(
         "pretrain",
         {
@@ -110,7 +116,6 @@ def pretrain(recipe: Recipe, work: WorkFolder) -> None:
             "tokens": step * plan.batch * plan.sequence,
             "seconds": round(meter.elapsed(), 1),
             "last_loss": round(loss.item(), 4),
-            "peak_gb": round(memory, 1),
             "parameters": sum(p.numel() for p in net.parameters()),
         },
     )
