@@ -129,8 +129,8 @@ def test_sampled_output_depends_on_the_seed_alone(engine, fields):
     mixed = [own_drafts(plain), wrong_drafts(plain), wrong_at(plain, 3)]
     propose = lambda turn, ids, count: mixed[turn % 3](turn, ids, count)  # noqa: E731
     for rows in (4, 8):
-        ids, accepted = drafted_decode(engine, PROMPT, COUNT, propose, rows=rows, sampling=sampling)
-        assert ids == plain[:COUNT]
+        ids, accepted = drafted_decode(engine, PROMPT, 24, propose, rows=rows, sampling=sampling)
+        assert ids == plain[:24]
         assert accepted[0]
         assert accepted[rows - 1]
 

@@ -65,7 +65,7 @@ class Experts:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]; the result [R, H] is times `WRITE_GAIN`."""
-        # One by one costs by chosen pairs, all at once by experts; they meet at 3 pairs of 4 experts.
+        # One by one costs by chosen pairs, all at once by experts; equal at 3 pairs to 4 experts.
         if self._dense is not None and 4 * x.shape[0] * self._n_chosen > 3 * self._n_experts:
             return self._all_at_once(x, self._dense)
         return self._one_by_one(x)
