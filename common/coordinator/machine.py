@@ -201,15 +201,15 @@ class RequestMachine:
         except RoundFault as fault:
             return self._fail("bad_message", str(fault))
         if isinstance(event, Verified):
-            return [*self._on_verified(event, now, scene), *commands]
+            return [*self._on_verified(event, current.plain_reason, now, scene), *commands]
         if isinstance(event, DraftFailed) and event.reason == "unknown_session":
             commands += self._drop_drafter(now + self.attachment.retry_s(), now)
         self._wait_for_target(now)
         return commands
 
-    def _on_verified(self, event: Verified, now: float, scene: Scene) -> list[Command]:
+    def _on_verified(self, event: Verified, why: str, now: float, scene: Scene) -> list[Command]:
         self._rounds.finish(event)
-        self.reply.count_round(event.rows_run, event.n_accepted, len(event.ids))
+        self.reply.count_round(event.rows_run, event.n_accepted, len(event.ids), why)
         tokens = self._tokens(event.ids, event.pieces, min(event.n_accepted, len(event.ids)))
         commands = self._commit(tokens, event.near_ties, now)
         if event.finish:

@@ -5,6 +5,7 @@ Invariant: ids are only ever appended, and `first_at`, `last_at` are those of re
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from common.policy.stats import PositionStats
@@ -30,6 +31,7 @@ class Reply:
         self._tokens_of_drafted_rounds = 0
         self._drafts_sent = self._drafts_accepted = 0
         self._accepted_at: list[int] = []
+        self._plain_reasons: Counter[str] = Counter()
 
     def commit(self, ids: Sequence[int], now: float, near_ties: int) -> None:
         """Append tokens that reach the client now."""
@@ -41,11 +43,12 @@ class Reply:
         self._last_at = now
         self.ids.extend(ids)
 
-    def count_round(self, rows: int, n_accepted: int, n_tokens: int) -> None:
+    def count_round(self, rows: int, n_accepted: int, n_tokens: int, plain_reason: str) -> None:
         """Count a round of `rows` rows; more than one makes it a drafted round."""
         self._rounds += 1
         self._positions.record(rows - 1, n_accepted)
         if rows == 1:
+            self._plain_reasons[plain_reason] += 1
             return
         self._drafted_rounds += 1
         self._tokens_of_drafted_rounds += n_tokens
@@ -78,6 +81,7 @@ class Reply:
             "rounds": self._rounds,
             "drafted_rounds": drafted,
             "plain_rounds": self._rounds - drafted,
+            "plain_reasons": dict(self._plain_reasons),
             "drafts_sent": self._drafts_sent,
             "drafts_accepted": self._drafts_accepted,
             "acceptance_length": self._tokens_of_drafted_rounds / drafted if drafted else 0.0,

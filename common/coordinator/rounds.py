@@ -44,6 +44,7 @@ class Round:
         started_at: monotonic seconds.
         scene: the world at its start.
         copy: drafts from the committed ids, verified instead of a drafter's; None: no copy.
+        reason: why the policy planned a plain round; "" when it did not.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Round:
         started_at: float,
         scene: Scene,
         copy: Copy | None = None,
+        reason: str = "",
     ) -> None:
         self.key = key
+        self._reason = reason
         self._copy = copy
         self.started_at = started_at
         self._n_drafts = n_drafts
@@ -73,6 +76,13 @@ class Round:
     def is_drafting(self) -> bool:
         """Whether the drafter is awaited."""
         return self._order is None
+
+    @property
+    def plain_reason(self) -> str:
+        """Why this round runs one row, if it does."""
+        if self._reason:
+            return self._reason
+        return "not_worth_it" if self._confidences else "no_draft_came"
 
     def begin(self) -> list[Command]:
         """The round's first message."""
@@ -222,7 +232,7 @@ class RoundSequence:
         plan = policy.plan(block_size=block_size, n_left=n_left, is_solo=scene.is_solo)
         self._draft_count += plan.draft
         key = replace(self._next_key, draft_id=self._draft_count if plan.draft else 0)
-        self.current = Round(key, plan.n_drafts, n_left, policy, now, scene)
+        self.current = Round(key, plan.n_drafts, n_left, policy, now, scene, reason=plan.reason)
         return self.current.begin()
 
     def remember(self, ids: Sequence[int]) -> None:
