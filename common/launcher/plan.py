@@ -22,7 +22,8 @@ ROLES: Final = (COORDINATOR, TARGET, DRAFTER)  # also the order of starting
 MODULES: Final = {COORDINATOR: "common.coordinator", TARGET: "target_svc", DRAFTER: "drafter_svc"}
 SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 # An idle OpenBLAS thread spins for 2^n clock ticks before it sleeps; the default, 2^26, holds a
-# core for some 20 ms after every product, which is the other process's core.
+# core for some 20 ms after every product, which is the other process's core: drafted rounds took
+# 2 to 4 times as long with it (two cores, two threads each, measured).
 BLAS_SPIN_EXPONENT: Final = 4
 
 
@@ -104,10 +105,11 @@ def make_spec(config: Config, run_dir: Path, role: str, index: int, place: str =
 
 
 def blas_threads(config: Config, role: str, n_cores: int | None = None) -> int:
-    """BLAS threads of one process: as configured, else the cores shared out by role.
+    """BLAS threads of one process: as configured, else half the cores over its role's replicas.
 
-    A drafter works while its target waits and the other way round, so one of each may use the
-    same cores; only replicas of one role share them.
+    Never more threads than cores: OpenBLAS waits for its slowest thread at every product, so one
+    thread that shares a core makes a round of 24 ms last up to 430 ms (two cores, two threads
+    each, measured); with one thread each, the rest of the machine costs 10 ms at the worst.
     """
     settings = config.target if role == TARGET else config.drafter
     if role == COORDINATOR:
@@ -115,7 +117,7 @@ def blas_threads(config: Config, role: str, n_cores: int | None = None) -> int:
     if settings.threads:
         return settings.threads
     cores = n_cores or len(_usable_cores())
-    return max(1, cores // max(1, replicas(config, role)))
+    return max(1, cores // 2 // max(1, replicas(config, role)))
 
 
 def python_environ() -> dict[str, str]:

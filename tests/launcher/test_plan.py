@@ -68,9 +68,9 @@ def test_blas_settings_are_in_the_environment_before_the_library_loads():
     assert environ["PYTHONUNBUFFERED"] == "1"
 
 
-@pytest.mark.parametrize(("n_targets", "threads"), [(1, 8), (2, 4), (3, 2), (20, 1)])
+@pytest.mark.parametrize(("n_targets", "threads"), [(1, 4), (2, 2), (3, 1), (20, 1)])
 def test_replicas_of_a_role_share_the_cores(n_targets, threads):
-    """Two targets with every core each would be slower than one."""
+    """One thread too many makes every product wait: half the cores are the other role's."""
     assert blas_threads(config_of(target__replicas=n_targets), "target", n_cores=8) == threads
 
 
