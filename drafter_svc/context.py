@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import EngineError
+from drafter_svc.kernels import Array, Kernels
 
 _STEP: Final = 64  # slots are read in steps, so that shapes repeat while a context fills
 _GROWTH: Final = 256  # fewest slots added to a store without a window
 
 #: Projects rows [S, H] that begin at a position, for one store: keys and values [G * kv, S, hd].
-Project = Callable[[int, mx.array, int], tuple[mx.array, mx.array]]
+Project = Callable[[int, Array, int], tuple[Array, Array]]
 
 
 class ContextGap(EngineError):
@@ -45,7 +46,13 @@ class ContextStore:
     """
 
     def __init__(
-        self, n_planes: int, head_dim: int, window: int, max_context: int, dtype: mx.Dtype
+        self,
+        n_planes: int,
+        head_dim: int,
+        window: int,
+        max_context: int,
+        dtype: mx.Dtype,
+        kernels: Kernels,
     ) -> None:
         """Allocate the store.
 
@@ -55,18 +62,20 @@ class ContextStore:
             window: W, or 0 for none.
             max_context: most positions a session may hold.
             dtype: of keys and values.
+            kernels: the form they are held in.
         """
         self.window = window
         self._limit = min(window - 1, max_context) if window else max_context
         slots = self._limit if window else min(_GROWTH, max_context)
         self._shape = (n_planes, slots, head_dim)
         self._dtype = dtype
+        self._kernels = kernels
         self.reset(0)
 
     def reset(self, first_pos: int) -> None:
         """Forget all rows; the next one has position `first_pos`."""
-        self.keys = mx.zeros(self._shape, self._dtype)
-        self.values = mx.zeros(self._shape, self._dtype)
+        self.keys = self._kernels.blank(self._shape, self._dtype)
+        self.values = self._kernels.blank(self._shape, self._dtype)
         self.positions = np.full(self._shape[1], -1, np.int32)
         self._origin = first_pos
         self._n_used = 0
@@ -80,8 +89,8 @@ class ContextStore:
         """How many of `n_rows` new rows are worth writing: the last ones, as many as fit."""
         return min(n_rows, self._limit)
 
-    def write(self, keys: mx.array, values: mx.array, first_pos: int) -> None:
-        """Store rows [planes, S, hd] of positions first_pos .. first_pos + S - 1; lazy."""
+    def write(self, keys: Array, values: Array, first_pos: int) -> None:
+        """Store rows [planes, S, hd] of positions first_pos .. first_pos + S - 1; does not wait."""
         S = keys.shape[1]
         start = first_pos - self._origin
         if not self.window:
@@ -94,6 +103,7 @@ class ContextStore:
             self._put(0, keys[:, head:], values[:, head:])
         self.positions[(np.arange(S) + slot) % slots] = np.arange(first_pos, first_pos + S)
         self._n_used = slots if start + S > slots else max(self._n_used, start + S)
+        self._kernels.submit([self.keys, self.values])
 
     def visible(self, query_positions: NDArray[np.int32], anchor_pos: int) -> NDArray[np.bool_]:
         """Which of the first `n_read` slots each query may see, bool [B, n_read]."""
@@ -103,7 +113,7 @@ class ContextStore:
             return np.broadcast_to(stored, (len(query_positions), len(positions)))
         return stored & (query_positions[:, None] - positions < self.window)
 
-    def _put(self, slot: int, keys: mx.array, values: mx.array) -> None:
+    def _put(self, slot: int, keys: Array, values: Array) -> None:
         end = slot + keys.shape[1]
         self.keys[:, slot:end] = keys
         self.values[:, slot:end] = values
@@ -114,9 +124,9 @@ class ContextStore:
             return
         more = min(max(n_rows - slots, slots, _GROWTH), self._limit - slots)
         planes, _, head_dim = self._shape
-        blank = mx.zeros((planes, more, head_dim), self._dtype)
-        self.keys = mx.concatenate([self.keys, blank], axis=1)
-        self.values = mx.concatenate([self.values, blank], axis=1)
+        blank = self._kernels.blank((planes, more, head_dim), self._dtype)
+        self.keys = self._kernels.joined([self.keys, blank], axis=1)
+        self.values = self._kernels.joined([self.values, blank], axis=1)
         self.positions = np.concatenate([self.positions, np.full(more, -1, np.int32)])
 
 
@@ -144,7 +154,7 @@ class Context:
             store.reset(first_pos)
         self.end = first_pos
 
-    def append(self, rows: mx.array, first_pos: int, project: Project) -> int:
+    def append(self, rows: Array, first_pos: int, project: Project) -> int:
         """Add features of committed positions; submits the work and does not wait for it.
 
         Rows below `end` are already there and ignored, so a replay does no harm.
@@ -180,13 +190,12 @@ class Context:
         self.end = end
         return int(fresh.shape[0])
 
-    def _write(self, rows: mx.array, project: Project) -> None:
+    def _write(self, rows: Array, project: Project) -> None:
         end = self.end + rows.shape[0]
         for index, store in enumerate(self.stores):
             kept = store.n_kept(rows.shape[0])
             keys, values = project(index, rows[rows.shape[0] - kept :], end - kept)
             store.write(keys, values, end - kept)
-        mx.async_eval([array for store in self.stores for array in (store.keys, store.values)])
 
 
 def mask_of(

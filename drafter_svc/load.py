@@ -18,6 +18,7 @@ from common.checkpoint.weights import read_tensors, require_exactly
 from common.errors import ModelMismatch
 from common.wire.messages import ModelCard
 from drafter_svc.config import DrafterConfig, parse_config
+from drafter_svc.kernels import Kernels, kernels_of_device
 from drafter_svc.model import DFlashModel, tensor_shapes
 
 #: Tensors of the drafter's files that the target applies before features cross the wire.
@@ -54,12 +55,13 @@ class Loaded:
     card: ModelCard
 
 
-def load(drafter: Path, target: Path) -> Loaded:
+def load(drafter: Path, target: Path, kernels: Kernels | None = None) -> Loaded:
     """Read a drafter and what it borrows from its target.
 
     Args:
         drafter: folder in the published format (`config.json`, safetensors).
         target: the target's folder; only its config, tokenizer, embedding and head are read.
+        kernels: the form to compute in; None takes the default device's.
 
     Returns:
         The network and its card. Evaluates all weights; float32 on CPU.
@@ -84,7 +86,7 @@ def load(drafter: Path, target: Path) -> Loaded:
     embedding, head = (borrowed[name].astype(dtype) for name in (facts.embedding, facts.head))
     if facts.head == facts.embedding:
         head = embedding
-    model = DFlashModel(config, own, embedding, head)
+    model = DFlashModel(config, own, embedding, head, kernels or kernels_of_device())
     return Loaded(model, config, _card(raw, config, facts, spans, target_spans, target))
 
 

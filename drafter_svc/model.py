@@ -5,8 +5,8 @@ which sends one fused row of width H per committed position. Does not know sessi
 DFlash2 differs by a convolution around each sublayer and by the selector that follows the logits.
 
 Row letters: B block rows, S context rows. Weights are fused when built: q|k|v, gate|up, and the
-context's keys and values of all layers of a store, because on CPU the number of operations costs
-more than their size.
+context's keys and values of all layers of a store. Everything that NumPy and MLX do not spell alike
+is asked of `kernels`, so one network serves the host and the devices.
 
 Source: DFlash, arXiv 2602.06036; z-lab/dflash `model.py`; speculators `models/dflash2`.
 """
@@ -19,7 +19,8 @@ import mlx.core as mx
 from drafter_svc.config import DrafterConfig
 from drafter_svc.context import Context, ContextStore, mask_of
 from drafter_svc.conv import BlockConv
-from drafter_svc.rope import Rope, pair_order, rotate
+from drafter_svc.kernels import Array, Kernels
+from drafter_svc.rope import Rope, pair_order
 from drafter_svc.selector import CandidateSelector
 
 Tensors = Mapping[str, mx.array]
@@ -29,90 +30,89 @@ Tensors = Mapping[str, mx.array]
 class ContextView:
     """What one layer sees of the context."""
 
-    keys: mx.array  # [kv, C, hd], rotated
-    values: mx.array  # [kv, C, hd]
-    mask: mx.array  # [group * B, C + B], added to the scores
+    keys: Array  # [kv, C, hd], rotated
+    values: Array  # [kv, C, hd]
+    mask: Array  # [group * B, C + B], added to the scores
 
 
 class Attention:
     """Attention of block rows over the context and the block itself."""
 
-    def __init__(self, config: DrafterConfig, tensors: Tensors, prefix: str) -> None:
-        self._config = config
+    def __init__(
+        self, config: DrafterConfig, tensors: Tensors, prefix: str, kernels: Kernels
+    ) -> None:
+        self._config, self._kernels = config, kernels
         names = ("q_proj", "k_proj", "v_proj")
         q, k, v = (tensors[f"{prefix}{name}.weight"] for name in names)
         pairs = mx.array(pair_order(config.head_dim))
-        self._qkv = _by_input(mx.concatenate([_pair(q, pairs), _pair(k, pairs), v]))
-        self._out = _by_input(tensors[f"{prefix}o_proj.weight"])
+        self._qkv = kernels.kept(mx.concatenate([_pair(q, pairs), _pair(k, pairs), v]).T)
+        self._out = kernels.kept(tensors[f"{prefix}o_proj.weight"].T)
         q_norm = tensors[f"{prefix}q_norm.weight"].astype(mx.float32)[pairs]
         k_norm = tensors[f"{prefix}k_norm.weight"].astype(mx.float32)[pairs]
         # The softmax scale rides on the query norm, in float32 whatever the weights are.
-        self._norms = mx.concatenate(
-            [
-                mx.repeat(q_norm[None] * config.head_dim**-0.5, config.n_heads, axis=0),
-                mx.repeat(k_norm[None], config.n_kv_heads, axis=0),
-            ]
-        )
-        mx.eval(self._qkv, self._out, self._norms)
+        norms = [
+            mx.repeat(q_norm[None] * config.head_dim**-0.5, config.n_heads, axis=0),
+            mx.repeat(k_norm[None], config.n_kv_heads, axis=0),
+        ]
+        self._norms = kernels.kept(mx.concatenate(norms))
 
-    def __call__(self, rows: mx.array, view: ContextView, rotation: mx.array) -> mx.array:
-        """Attend; rows [B, H] and the result [B, H], rotation complex64 [B, 1, hd / 2]."""
+    def __call__(self, rows: Array, view: ContextView, rotation: Array) -> Array:
+        """Attend; rows [B, H] and the result [B, H], rotation of the block's positions."""
         config, B = self._config, rows.shape[0]
-        n_turned = config.n_heads + config.n_kv_heads
+        n_heads, n_turned = config.n_heads, config.n_heads + config.n_kv_heads
         heads = (rows @ self._qkv).reshape(B, -1, config.head_dim)
-        turned = mx.fast.rms_norm(heads[:, :n_turned], None, config.rms_norm_eps) * self._norms
-        turned = rotate(turned, rotation).astype(rows.dtype).swapaxes(0, 1)
-        q = turned[: config.n_heads].reshape(config.n_kv_heads, -1, config.head_dim)
-        mixed = _attend(q, turned[config.n_heads :], heads[:, n_turned:].swapaxes(0, 1), view)
-        mixed = mixed.reshape(config.n_heads, B, config.head_dim).swapaxes(0, 1)
+        turned = self._kernels.turned(
+            heads[:, :n_turned], self._norms, config.rms_norm_eps, rotation
+        ).swapaxes(0, 1)
+        mixed = self._kernels.attended(
+            turned[:n_heads].reshape(config.n_kv_heads, -1, config.head_dim),
+            turned[n_heads:],
+            heads[:, n_turned:].swapaxes(0, 1),
+            (view.keys, view.values),
+            view.mask,
+        )
+        mixed = mixed.reshape(n_heads, B, config.head_dim).swapaxes(0, 1)
         return mixed.reshape(B, -1) @ self._out
-
-
-def _attend(q: mx.array, keys: mx.array, values: mx.array, view: ContextView) -> mx.array:
-    """Softmax over context and block, in two products so that the store is not copied."""
-    C = view.keys.shape[1]
-    scores = [q @ view.keys.swapaxes(1, 2), q @ keys.swapaxes(1, 2)]
-    weights = mx.softmax(mx.concatenate(scores, axis=-1) + view.mask, axis=-1, precise=True)
-    return weights[:, :, :C] @ view.values + weights[:, :, C:] @ values
 
 
 class MLP:
     """SwiGLU."""
 
-    def __init__(self, tensors: Tensors, prefix: str) -> None:
+    def __init__(self, tensors: Tensors, prefix: str, kernels: Kernels) -> None:
         gate, up = (tensors[f"{prefix}{name}.weight"] for name in ("gate_proj", "up_proj"))
-        self._gate_up = _by_input(mx.concatenate([gate, up]))
-        self._down = _by_input(tensors[f"{prefix}down_proj.weight"])
-        mx.eval(self._gate_up, self._down)
+        self._gate_up = kernels.kept(mx.concatenate([gate, up]).T)
+        self._down = kernels.kept(tensors[f"{prefix}down_proj.weight"].T)
+        self._gated = kernels.gated
 
-    def __call__(self, rows: mx.array) -> mx.array:
+    def __call__(self, rows: Array) -> Array:
         """Map [B, H] to [B, H]."""
-        gate, up = mx.split(rows @ self._gate_up, 2, axis=-1)
-        return (gate * mx.sigmoid(gate) * up) @ self._down
+        return self._gated(rows @ self._gate_up) @ self._down
 
 
 class Layer:
     """One decoder layer; convolutions around both sublayers in DFlash2."""
 
-    def __init__(self, config: DrafterConfig, tensors: Tensors, prefix: str) -> None:
-        self._eps = config.rms_norm_eps
-        self._attention_norm = tensors[f"{prefix}input_layernorm.weight"]
-        self._mlp_norm = tensors[f"{prefix}post_attention_layernorm.weight"]
-        self._attention = Attention(config, tensors, f"{prefix}self_attn.")
-        self._mlp = MLP(tensors, f"{prefix}mlp.")
-        self._attention_conv = _conv(config, tensors, f"{prefix}attention_conv.")
-        self._mlp_conv = _conv(config, tensors, f"{prefix}mlp_conv.")
+    def __init__(
+        self, config: DrafterConfig, tensors: Tensors, prefix: str, kernels: Kernels
+    ) -> None:
+        self._eps, self._normed = config.rms_norm_eps, kernels.normed
+        self._attention_norm = kernels.kept(tensors[f"{prefix}input_layernorm.weight"])
+        self._mlp_norm = kernels.kept(tensors[f"{prefix}post_attention_layernorm.weight"])
+        self._attention = Attention(config, tensors, f"{prefix}self_attn.", kernels)
+        self._mlp = MLP(tensors, f"{prefix}mlp.", kernels)
+        self._attention_conv = _conv(config, tensors, f"{prefix}attention_conv.", kernels)
+        self._mlp_conv = _conv(config, tensors, f"{prefix}mlp_conv.", kernels)
 
-    def __call__(self, rows: mx.array, view: ContextView, rotation: mx.array) -> mx.array:
+    def __call__(self, rows: Array, view: ContextView, rotation: Array) -> Array:
         """Map [B, H] to [B, H]."""
-        inner = mx.fast.rms_norm(rows, self._attention_norm, self._eps)
+        inner = self._normed(rows, self._attention_norm, self._eps)
         if self._attention_conv is None:
             rows = rows + self._attention(inner, view, rotation)
         else:
             inner, after = self._attention_conv.prepare(inner)
             inner = self._attention(inner, view, rotation)
             rows = rows + self._attention_conv.finish(inner, after)
-        inner = mx.fast.rms_norm(rows, self._mlp_norm, self._eps)
+        inner = self._normed(rows, self._mlp_norm, self._eps)
         if self._mlp_conv is None:
             return rows + self._mlp(inner)
         inner, after = self._mlp_conv.prepare(inner)
@@ -125,31 +125,40 @@ class ContextProjection:
     They come from the fused features directly, never from a layer below: a row is projected once.
     """
 
-    def __init__(self, config: DrafterConfig, tensors: Tensors, layers: list[int]) -> None:
-        self._config = config
+    def __init__(
+        self, config: DrafterConfig, tensors: Tensors, layers: list[int], kernels: Kernels
+    ) -> None:
+        self._config, self._kernels = config, kernels
         self._n_planes = len(layers) * config.n_kv_heads
         pairs = mx.array(pair_order(config.head_dim))
         prefixes = [f"layers.{index}.self_attn." for index in layers]
         keys = [_pair(tensors[f"{prefix}k_proj.weight"], pairs) for prefix in prefixes]
         values = [tensors[f"{prefix}v_proj.weight"] for prefix in prefixes]
-        self._weight = _by_input(mx.concatenate(keys + values))
-        norms = [tensors[f"{prefix}k_norm.weight"][pairs] for prefix in prefixes]
-        self._norms = mx.repeat(mx.stack(norms), config.n_kv_heads, axis=0).astype(mx.float32)
-        mx.eval(self._weight, self._norms)
+        self._weight = kernels.kept(mx.concatenate(keys + values).T)
+        norms = mx.stack([tensors[f"{prefix}k_norm.weight"][pairs] for prefix in prefixes])
+        self._norms = kernels.kept(mx.repeat(norms, config.n_kv_heads, axis=0).astype(mx.float32))
 
-    def __call__(self, rows: mx.array, rotation: mx.array) -> tuple[mx.array, mx.array]:
+    def __call__(self, rows: Array, rotation: Array) -> tuple[Array, Array]:
         """Project rows [S, H]; keys (rotated) and values, each [layers * kv, S, hd]."""
-        planes = (rows @ self._weight).reshape(rows.shape[0], -1, self._config.head_dim)
-        keys = mx.fast.rms_norm(planes[:, : self._n_planes], None, self._config.rms_norm_eps)
-        keys = rotate(keys * self._norms, rotation).astype(rows.dtype)
-        return keys.swapaxes(0, 1), planes[:, self._n_planes :].swapaxes(0, 1)
+        config, n_planes = self._config, self._n_planes
+        planes = self._kernels.product(rows, self._weight)
+        planes = planes.reshape(rows.shape[0], -1, config.head_dim)
+        keys = self._kernels.turned(
+            planes[:, :n_planes], self._norms, config.rms_norm_eps, rotation
+        )
+        return keys.swapaxes(0, 1), planes[:, n_planes:].swapaxes(0, 1)
 
 
 class DFlashModel:
     """The drafter's network with the target's embedding and head bound to it."""
 
     def __init__(
-        self, config: DrafterConfig, tensors: Tensors, embedding: mx.array, head: mx.array
+        self,
+        config: DrafterConfig,
+        tensors: Tensors,
+        embedding: mx.array,
+        head: mx.array,
+        kernels: Kernels,
     ) -> None:
         """Fuse the published tensors.
 
@@ -158,23 +167,27 @@ class DFlashModel:
             tensors: published names, without `fc.weight` and `hidden_norm.weight`.
             embedding: the target's, float [V, H].
             head: the target's, float [V, H]; the embedding itself when tied.
+            kernels: the form to compute in, that of the default device.
         """
         self.config = config
         self.dtype = tensors["norm.weight"].dtype
-        self._embedding, self._head = embedding, head.T
+        self.kernels = kernels
+        self._embedding = kernels.kept(embedding)
+        self._head = (self._embedding if head is embedding else kernels.kept(head)).T
         self._layers = [
-            Layer(config, tensors, f"layers.{index}.") for index in range(config.n_layers)
+            Layer(config, tensors, f"layers.{index}.", kernels) for index in range(config.n_layers)
         ]
-        self._norm = tensors["norm.weight"]
-        self.selector = _selector(config, tensors)  # None: DFlash v1
+        self._norm = kernels.kept(tensors["norm.weight"])
+        self.selector = _selector(config, tensors, kernels)  # None: DFlash v1
         self._rope = Rope(config.rope, config.head_dim)
         kinds = [
             [i for i in range(config.n_layers) if config.sliding[i] is kind]
             for kind in (True, False)
         ]
         self._kinds = [layers for layers in kinds if layers]
-        self._projections = [ContextProjection(config, tensors, layers) for layers in self._kinds]
-        mx.eval(self._embedding, self._head, self._norm)
+        self._projections = [
+            ContextProjection(config, tensors, layers, kernels) for layers in self._kinds
+        ]
 
     def open_stores(self, max_context: int) -> list[ContextStore]:
         """Empty stores for one session, one per kind of layer."""
@@ -186,45 +199,39 @@ class DFlashModel:
                 config.window if config.sliding[layers[0]] else 0,
                 max_context,
                 self.dtype,
+                self.kernels,
             )
             for layers in self._kinds
         ]
 
-    def project(
-        self, store_index: int, rows: mx.array, first_pos: int
-    ) -> tuple[mx.array, mx.array]:
-        """Keys and values of feature rows [S, H] for one store; lazy."""
-        rotation = self._rope.rotation(first_pos, rows.shape[0])[:, None]
-        return self._projections[store_index](rows.astype(self.dtype), rotation)
+    def project(self, store_index: int, rows: Array, first_pos: int) -> tuple[Array, Array]:
+        """Keys and values of feature rows [S, H] for one store."""
+        rotation = self.kernels.rotation(self._rope.turns(first_pos, rows.shape[0]))
+        return self._projections[store_index](self.kernels.taken_in(rows, self.dtype), rotation)
 
-    def hidden(self, anchor_id: mx.array, context: Context) -> mx.array:
-        """Run one block; lazy.
+    def hidden(self, anchor_id: int, context: Context) -> Array:
+        """Run one block.
 
         Args:
-            anchor_id: int32 [1]; its position is the context's end.
+            anchor_id: its position is the context's end.
             context: ends right before the anchor.
 
         Returns:
             [B - 1, H] after the final norm; row k - 1 fills the position k after the anchor.
         """
         config, B = self.config, self.config.block_size
-        ids = mx.concatenate([anchor_id, mx.full((B - 1,), config.mask_id, mx.int32)])
-        rows = self._embedding[ids]
+        rows = self.kernels.looked_up(self._embedding, [anchor_id] + [config.mask_id] * (B - 1))
         if config.input_embedding_scale != 1.0:
             rows = rows * config.input_embedding_scale
-        rotation = self._rope.rotation(context.end, B)[:, None]
+        rotation = self.kernels.rotation(self._rope.turns(context.end, B))
         for layer, view in zip(self._layers, self._views(context), strict=True):
             rows = layer(rows, view, rotation)
-        return mx.fast.rms_norm(rows[1:], self._norm, config.rms_norm_eps)
+        return self.kernels.normed(rows[1:], self._norm, config.rms_norm_eps)
 
-    def logits(self, hidden: mx.array) -> mx.array:
+    def logits(self, hidden: Array) -> Array:
         """Draft logits, float32 [B - 1, V]; multiplier and cap belong before the selector's sum."""
-        logits = (hidden @ self._head).astype(mx.float32)
-        if self.config.output_multiplier != 1.0:
-            logits = logits * self.config.output_multiplier
-        if self.config.softcap:
-            logits = mx.tanh(logits / self.config.softcap) * self.config.softcap
-        return logits
+        config = self.config
+        return self.kernels.scores(hidden, self._head, config.output_multiplier, config.softcap)
 
     def _views(self, context: Context) -> list[ContextView]:
         config, n_kv = self.config, self.config.n_kv_heads
@@ -238,16 +245,11 @@ class DFlashModel:
                 config.group_size,
                 is_causal=config.causal[layers[0]],
             )
-            mask, C = mx.array(bias).astype(self.dtype), store.n_read
+            mask, C = self.kernels.taken_in(bias, self.dtype), store.n_read
             for place, index in enumerate(layers):
                 planes = slice(place * n_kv, (place + 1) * n_kv)
                 views[index] = ContextView(store.keys[planes, :C], store.values[planes, :C], mask)
         return [views[index] for index in range(config.n_layers)]
-
-
-def _by_input(weight: mx.array) -> mx.array:
-    """Lay a projection [out, in] out as [in, out]: products of 8 rows are a fifth faster on CPU."""
-    return mx.contiguous(weight.T)
 
 
 def _pair(weight: mx.array, pairs: mx.array) -> mx.array:
@@ -256,17 +258,22 @@ def _pair(weight: mx.array, pairs: mx.array) -> mx.array:
     return heads[:, pairs].reshape(weight.shape)
 
 
-def _conv(config: DrafterConfig, tensors: Tensors, prefix: str) -> BlockConv | None:
+def _conv(
+    config: DrafterConfig, tensors: Tensors, prefix: str, kernels: Kernels
+) -> BlockConv | None:
     if config.conv is None:
         return None
     return BlockConv(
         tensors[f"{prefix}base_kernel"],
         tensors[f"{prefix}kernel_projection.weight"],
         config.conv.group,
+        kernels,
     )
 
 
-def _selector(config: DrafterConfig, tensors: Tensors) -> CandidateSelector | None:
+def _selector(
+    config: DrafterConfig, tensors: Tensors, kernels: Kernels
+) -> CandidateSelector | None:
     if config.selector is None:
         return None
     return CandidateSelector(
@@ -274,6 +281,7 @@ def _selector(config: DrafterConfig, tensors: Tensors) -> CandidateSelector | No
         tensors["candidate_selector.successor_codebook"],
         tensors["candidate_selector.hidden_projection.weight"],
         config.selector.top_k,
+        kernels,
     )
 
 

@@ -7,7 +7,6 @@ loader reorders the projections so; dot products do not notice. Does not know he
 
 import math
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,19 +20,14 @@ class Rope:
         self._frequencies = _frequencies(config, head_dim)
         self._magnitude = _attention_factor(config)
 
-    def rotation(self, first_pos: int, n: int) -> mx.array:
-        """Rotations of positions first_pos .. first_pos + n - 1, complex64 [n, head_dim / 2]."""
+    def turns(self, first_pos: int, n: int) -> NDArray[np.complex64]:
+        """Rotations of positions first_pos .. first_pos + n - 1, complex64 [n, 1, head_dim / 2]."""
         positions = np.arange(first_pos, first_pos + n, dtype=np.float32)
-        angles = positions[:, None] * self._frequencies
+        angles = positions[:, None, None] * self._frequencies
         turns = np.empty(angles.shape, np.complex64)
         np.multiply(np.cos(angles), self._magnitude, out=turns.real)
         np.multiply(np.sin(angles), self._magnitude, out=turns.imag)
-        return mx.array(turns)
-
-
-def rotate(rows: mx.array, rotation: mx.array) -> mx.array:
-    """Rotate float32 [.., head_dim], pairs side by side, by complex64 [.., head_dim / 2]."""
-    return (rows.view(mx.complex64) * rotation).view(mx.float32)
+        return turns
 
 
 def pair_order(head_dim: int) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import pytest
 from support.tiny_drafter import H, make_stand_in_target, make_tiny_drafter
 
 from common.errors import EngineError, NotFinite
+from drafter_svc import device, host
 from drafter_svc.context import ContextGap, ContextStore
 from drafter_svc.drafter import Drafter
 from drafter_svc.load import load
@@ -14,21 +15,26 @@ W = 16
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def build(folder, **changes):
+FORMS = pytest.mark.parametrize("kernels", [host, device], ids=["host", "device"])
+
+
+def build(folder, kernels, **changes):
     target = make_stand_in_target(folder / "target")
-    return Drafter(load(make_tiny_drafter(folder / "drafter", target, **changes), target))
+    path = make_tiny_drafter(folder / "drafter", target, **changes)
+    return Drafter(load(path, target, kernels))
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory):
+@pytest.fixture(scope="module", params=[host, device], ids=["host", "device"])
+def drafter(request, tmp_path_factory):
     """DFlash2, both layers sliding with window 16."""
-    return build(tmp_path_factory.mktemp("sliding"))
+    return build(tmp_path_factory.mktemp("sliding"), request.param)
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+@pytest.fixture(scope="module", params=[host, device], ids=["host", "device"])
+def mixed(request, tmp_path_factory):
     """DFlash2, one sliding and one full layer."""
-    return build(tmp_path_factory.mktemp("mixed"), layer_types=[SLIDING, FULL])
+    folder = tmp_path_factory.mktemp("mixed")
+    return build(folder, request.param, layer_types=[SLIDING, FULL])
 
 
 def features(n, seed=0):
@@ -47,7 +53,7 @@ def fill(drafter, rows, *, first_pos=0, sizes=None):
 
 def logits(drafter, context, anchor_id=7):
     model = drafter._model
-    return np.array(model.logits(model.hidden(mx.array([anchor_id], mx.int32), context)))
+    return np.array(model.logits(model.hidden(anchor_id, context)))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,10 +86,12 @@ def test_the_oldest_visible_row_matters_and_the_one_before_does_not(drafter):
         assert (other == plain).all() != is_seen
 
 
-def test_each_query_has_its_own_window():
+@FORMS
+def test_each_query_has_its_own_window(kernels):
     """Stops: one window for the whole block, taken from its first row."""
-    store = ContextStore(1, 4, window=W, max_context=100, dtype=mx.float32)
-    store.write(mx.zeros((1, W - 1, 4)), mx.zeros((1, W - 1, 4)), 0)
+    store = ContextStore(1, 4, W, 100, mx.float32, kernels)
+    blank = kernels.blank((1, W - 1, 4), mx.float32)
+    store.write(blank, blank, 0)
     seen = store.visible(np.arange(W - 1, W + 7, dtype=np.int32), W - 1)
     assert seen.sum(axis=1).tolist() == [W - 1 - j for j in range(8)]
 
@@ -93,7 +101,8 @@ def test_rows_at_or_after_the_anchor_are_never_seen(drafter):
     context = fill(drafter, features(10))
     plain = logits(drafter, context)
     for store in context.stores:
-        noise = mx.random.normal((store.keys.shape[0], 3, store.keys.shape[2])) * 100
+        noise = np.full((store.keys.shape[0], 3, store.keys.shape[2]), 100.0, np.float32)
+        noise = drafter._model.kernels.taken_in(noise, mx.float32)
         store.write(noise, noise, 10)
     assert (logits(drafter, context) == plain).all()
 

@@ -1,11 +1,15 @@
 """What a draft promises: it changes nothing, sessions are apart, both networks are related."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from support.tiny_drafter import H, make_stand_in_target, make_tiny_drafter
 
 from common.errors import EngineError, NotFinite
-from drafter_svc.drafter import load_drafter
+from drafter_svc import device, host
+from drafter_svc.drafter import Drafter, load_drafter
+from drafter_svc.kernels import kernels_of_device
+from drafter_svc.load import load
 
 B = 8
 
@@ -16,10 +20,14 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["DFlash2", "DFlash"])
-def drafter(request, tmp_path_factory, target):
-    folder = tmp_path_factory.mktemp("drafter")
+def folder(request, tmp_path_factory, target):
     is_second = request.param == "DFlash2"
-    return load_drafter(make_tiny_drafter(folder, target, 3, is_second=is_second), target)
+    return make_tiny_drafter(tmp_path_factory.mktemp("drafter"), target, 3, is_second=is_second)
+
+
+@pytest.fixture(scope="module", params=[host, device], ids=["host", "device"])
+def drafter(request, folder, target):
+    return Drafter(load(folder, target, request.param))
 
 
 def features(n, seed=0):
@@ -116,6 +124,42 @@ def test_identity_convolution_and_a_silent_selector_make_dflash2_a_dflash(tmp_pa
     assert blocks[0] == blocks[1]
 
 
+def test_host_and_device_draft_alike(folder, target):
+    """Stops: a faster form that is another network."""
+    forms = [Drafter(load(folder, target, kernels)) for kernels in (host, device)]
+    contexts = [one.open("s", 400) for one in forms]
+    rows = features(120)
+    for start in range(0, 120, 3):
+        blocks = []
+        for one, context in zip(forms, contexts, strict=True):
+            one.append(context, rows[start : start + 3], start)
+            blocks.append(one.draft(context, start, B - 1))
+        assert blocks[0].draft_ids == blocks[1].draft_ids
+        np.testing.assert_allclose(blocks[0].confidences, blocks[1].confidences, atol=1e-4)
+
+
+def test_the_form_is_that_of_the_default_device(folder, target):
+    """Stops: a GPU whose drafter computes on the host."""
+    forms = {}
+    before = mx.default_device()
+    try:
+        mx.set_default_device(mx.cpu)
+        forms["cpu"] = kernels_of_device()
+    finally:
+        mx.set_default_device(before)
+    assert forms == {"cpu": host}
+    assert load(folder, target).model.kernels is (host if before == mx.Device(mx.cpu) else device)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 17])
+def test_padding_of_products_does_not_show(rows):
+    """Stops: rows lost or mixed where BLAS is given more of them than asked for."""
+    rng = np.random.default_rng(rows)
+    left, right = rng.standard_normal((rows, 12)), rng.standard_normal((12, 20))
+    found = host.product(left.astype(np.float32), right.astype(np.float32))
+    np.testing.assert_allclose(found, left @ right, atol=1e-5)
+
+
 @pytest.mark.parametrize(("anchor_id", "n_drafts"), [(-1, 7), (256, 7), (5, 0), (5, 8)])
 def test_a_draft_out_of_range_is_refused(drafter, anchor_id, n_drafts):
     """Stops: an id that gathers from outside the table, which no device reports."""
@@ -124,7 +168,8 @@ def test_a_draft_out_of_range_is_refused(drafter, anchor_id, n_drafts):
         drafter.draft(context, anchor_id, n_drafts)
 
 
-def test_weights_that_are_not_finite_are_reported(tmp_path, target):
+@pytest.mark.parametrize("kernels", [host, device], ids=["host", "device"])
+def test_weights_that_are_not_finite_are_reported(tmp_path, target, kernels):
     """Stops: NaN confidences reaching the policy."""
 
     def spoil(tensors):
@@ -134,7 +179,7 @@ def test_weights_that_are_not_finite_are_reported(tmp_path, target):
         folder = make_tiny_drafter(
             tmp_path / str(is_second), target, edit=spoil, is_second=is_second
         )
-        drafter = load_drafter(folder, target)
+        drafter = Drafter(load(folder, target, kernels))
         with pytest.raises(NotFinite):
             drafter.draft(drafter.open("s", 10), 5, 7)
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from support.drafter_cases import CASES, LENGTHS, anchor_of, taps_of
@@ -14,6 +13,7 @@ from support.tiny_drafter import (
     tiny_tensors,
 )
 
+from drafter_svc import device, host
 from drafter_svc.drafter import Drafter
 from drafter_svc.load import load
 
@@ -26,8 +26,13 @@ def goldens():
         return dict(file)
 
 
+@pytest.fixture(scope="module", params=[host, device], ids=["host", "device"])
+def kernels(request):
+    return request.param
+
+
 @pytest.fixture(scope="module", params=CASES)
-def loaded(request, tmp_path_factory):
+def loaded(request, tmp_path_factory, kernels):
     """One case: its name, its golden settings and the loaded drafter."""
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
@@ -35,7 +40,7 @@ def loaded(request, tmp_path_factory):
     drafter = make_tiny_drafter(
         folder / "drafter", target, case.seed, is_second=case.is_second, **case.changes
     )
-    return request.param, case, load(drafter, target)
+    return request.param, case, load(drafter, target, kernels)
 
 
 def config_of(case):
@@ -68,7 +73,7 @@ def test_a_block_equals_the_reference(loaded, goldens, length, split):
     for piece in splits(length, split):
         drafter.append(context, features[piece], case.first_pos + int(piece[0]))
     anchor = anchor_of(length)
-    hidden = parts.model.hidden(mx.array([anchor], mx.int32), context)
+    hidden = parts.model.hidden(anchor, context)
     logits = parts.model.logits(hidden)
     block = drafter.draft(context, anchor, drafter.n_drafts)
 
@@ -78,7 +83,7 @@ def test_a_block_equals_the_reference(loaded, goldens, length, split):
     np.testing.assert_allclose(np.array(logits), expected["logits"], atol=1e-4, rtol=0)
     assert block.draft_ids == tuple(expected["drafts"].tolist())
     if case.is_second:
-        candidates, _ = parts.model.selector.lattice(hidden, logits, mx.array([anchor], mx.int32))
+        candidates, _ = parts.model.selector.lattice(hidden, logits, anchor)
         assert np.array(candidates).tolist() == expected["candidates"].tolist()
 
 

@@ -1,0 +1,174 @@
+"""The drafter's operations in NumPy, for CPU.
+
+Owns the forms that are fast on the host. Does not know layers, sessions or lazy arrays: every call
+computes at once, in float32. Invariant: equal to `device` within rounding, name by name; meanings
+and shapes stand in `kernels.Kernels`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+_LEAST_STRIPS: Final = 64  # ids per candidate below which one partition is faster
+
+Floats = NDArray[np.float32]
+
+
+def kept(weight: mx.array) -> Floats:
+    """Copy out of MLX."""
+    return np.array(weight.astype(mx.float32), order="C")
+
+
+def blank(shape: tuple[int, ...], dtype: mx.Dtype) -> Floats:
+    """Zeros; float32 whatever the weights are stored in."""
+    return np.zeros(shape, np.float32)
+
+
+def joined(arrays: Sequence[Floats], axis: int) -> Floats:
+    """Concatenate."""
+    return np.concatenate(arrays, axis=axis)
+
+
+def taken_in(rows: NDArray[Any] | mx.array, dtype: mx.Dtype) -> Floats:
+    """Rows as float32; an MLX array is waited for."""
+    return rows.astype(np.float32, copy=False) if isinstance(rows, np.ndarray) else kept(rows)
+
+
+def submit(arrays: Sequence[Floats]) -> None:
+    """Nothing is lazy here."""
+
+
+def finished(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Nothing is lazy here."""
+    return arrays
+
+
+def looked_up(table: Floats, ids: Sequence[int]) -> Floats:
+    """Rows of a table."""
+    return table[list(ids)]
+
+
+def rotation(turns: NDArray[np.complex64]) -> NDArray[np.complex64]:
+    """As they are."""
+    return turns
+
+
+def normed(rows: Floats, weight: Floats, eps: float) -> Floats:
+    """RMS norm over the last axis."""
+    return rows * _inverse_length(rows, eps) * weight
+
+
+def turned(heads: Floats, factors: Floats, eps: float, turns: NDArray[np.complex64]) -> Floats:
+    """RMS norm of heads, factors, rotation."""
+    even = np.multiply(heads, _inverse_length(heads, eps), order="C")
+    even *= factors
+    pairs = even.view(np.complex64)
+    pairs *= turns
+    return even
+
+
+def mixed(rows: Floats, coefficients: Floats) -> Floats:
+    """Weighted sum over the taps of every row."""
+    B, k, groups, group = coefficients.shape
+    parts = rows.reshape(B, groups, group)
+    total = coefficients[:, -1] * parts
+    for back in range(1, min(k, B)):
+        total[back:] += coefficients[back:, k - 1 - back] * parts[:-back]
+    return total.reshape(rows.shape)
+
+
+def gated(gate_up: Floats) -> Floats:
+    """SwiGLU."""
+    half = gate_up.shape[-1] // 2
+    gate = gate_up[:, :half]
+    with np.errstate(over="ignore"):  # e^-gate may be infinite: the result is then 0, as it should
+        weights = np.exp(-gate)
+    weights += np.float32(1)
+    np.divide(gate, weights, out=weights)
+    weights *= gate_up[:, half:]
+    return weights
+
+
+def attended(
+    q: Floats, keys: Floats, values: Floats, context: tuple[Floats, Floats], mask: Floats
+) -> Floats:
+    """Softmax over context and block, without copying either."""
+    past_keys, past_values = context
+    C = past_keys.shape[1]
+    weights = np.empty((*q.shape[:2], C + keys.shape[1]), np.float32)
+    np.matmul(q, past_keys.swapaxes(1, 2), out=weights[:, :, :C])
+    np.matmul(q, keys.swapaxes(1, 2), out=weights[:, :, C:])
+    weights += mask
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    total = weights.sum(axis=-1, keepdims=True)
+    result = weights[:, :, :C] @ past_values
+    result += weights[:, :, C:] @ values
+    result /= total
+    return result
+
+
+def product(rows: Floats, weight: Floats) -> Floats:
+    """Matrix product, padded to a number of rows that OpenBLAS is fast at."""
+    n = rows.shape[0]
+    size = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # 7 rows cost 1.4 times 8, 3 rows 4
+    if size == n:
+        return rows @ weight
+    padded = np.zeros((size, rows.shape[1]), np.float32)
+    padded[:n] = rows
+    return (padded @ weight)[:n]
+
+
+def scores(hidden: Floats, head: Floats, multiplier: float, softcap: float) -> Floats:
+    """Logits, scaled and capped."""
+    logits = product(hidden, head)
+    if multiplier != 1.0:
+        logits *= multiplier
+    if softcap:
+        logits = np.tanh(logits / softcap) * softcap
+    return logits
+
+
+def top_ids(logits: Floats, K: int) -> NDArray[np.int64]:
+    """The K best ids of each row, ascending.
+
+    In two stages, because a partition of a whole vocabulary costs more than the head: an id among
+    the K best lies in one of the K strips with the best maxima. A strip holds the ids that are
+    equal modulo the number of strips, so that maxima are taken of whole rows.
+    """
+    n, V = logits.shape
+    if V <= K * _LEAST_STRIPS:
+        return np.sort(_best(logits, K), axis=1)
+    n_strips = 1 << (V * K).bit_length() // 2  # near sqrt(V * K): both stages look at as many
+    if V % n_strips:
+        logits = np.pad(logits, [(0, 0), (0, -V % n_strips)], constant_values=-np.inf)
+    strips = _best(logits.reshape(n, -1, n_strips).max(axis=1), K)
+    ids = (np.arange(0, V, n_strips)[:, None] + strips[:, None]).reshape(n, -1)
+    places = _best(np.take_along_axis(logits, ids, axis=1), K)
+    ids = np.sort(np.take_along_axis(ids, places, axis=1), axis=1)
+    return np.minimum(ids, V - 1)  # padding wins only over logits that `walk` refuses
+
+
+def along(logits: Floats, ids: NDArray[np.int64]) -> Floats:
+    """Logits at ids."""
+    return np.take_along_axis(logits, ids, axis=1)
+
+
+def best_ids(logits: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Argmax and its probability."""
+    peaks = logits.max(axis=1, keepdims=True)
+    return logits.argmax(axis=1), 1 / np.exp(logits - peaks).sum(axis=1)
+
+
+def _best(values: Floats, K: int) -> NDArray[np.int64]:
+    return np.argpartition(values, values.shape[1] - K, axis=1)[:, values.shape[1] - K :]
+
+
+def _inverse_length(rows: Floats, eps: float) -> Floats:
+    squares = np.einsum("...i,...i->...", rows, rows)[..., None]
+    squares *= np.float32(1 / rows.shape[-1])
+    squares += np.float32(eps)
+    return np.divide(np.float32(1), np.sqrt(squares, out=squares), out=squares)
