@@ -6,13 +6,12 @@ and shapes stand in `kernels.Kernels`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
-
-_LEAST_STRIPS: Final = 64  # ids per candidate below which one partition is faster
 
 Floats = NDArray[np.float32]
 
@@ -135,26 +134,20 @@ def scores(hidden: Floats, head: Floats, multiplier: float, softcap: float) -> F
 def top_ids(logits: Floats, K: int) -> NDArray[np.int64]:
     """The K best ids of each row, ascending.
 
-    In two stages, because a partition of a whole vocabulary costs more than the head: an id among
-    the K best lies in one of the K strips with the best maxima. A strip holds the ids that are
-    equal modulo the number of strips, so that maxima are taken of whole rows.
+    Values are partitioned rather than ids, which NumPy does with vector instructions, five times
+    as fast. What reaches the K-th best value is the answer, unless there are ties or NaN.
     """
     n, V = logits.shape
-    if V <= K * _LEAST_STRIPS:
-        return np.sort(_best(logits, K), axis=1)
-    n_strips = 1 << (V * K).bit_length() // 2  # near sqrt(V * K): both stages look at as many
-    if V % n_strips:
-        logits = np.pad(logits, [(0, 0), (0, -V % n_strips)], constant_values=-np.inf)
-    strips = _best(logits.reshape(n, -1, n_strips).max(axis=1), K)
-    ids = (np.arange(0, V, n_strips)[:, None] + strips[:, None]).reshape(n, -1)
-    places = _best(np.take_along_axis(logits, ids, axis=1), K)
-    ids = np.sort(np.take_along_axis(ids, places, axis=1), axis=1)
-    return np.minimum(ids, V - 1)  # padding wins only over logits that `walk` refuses
+    floor = np.partition(logits, V - K, axis=1)[:, V - K, None]
+    found = np.flatnonzero(logits >= floor)
+    if found.size == n * K:
+        return found.reshape(n, K) % V
+    return np.sort(np.argpartition(logits, V - K, axis=1)[:, V - K :], axis=1)
 
 
 def along(logits: Floats, ids: NDArray[np.int64]) -> Floats:
     """Logits at ids."""
-    return np.take_along_axis(logits, ids, axis=1)
+    return logits[np.arange(len(ids))[:, None], ids]
 
 
 def best_ids(logits: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -163,12 +156,14 @@ def best_ids(logits: Floats) -> tuple[NDArray[np.int64], Floats]:
     return logits.argmax(axis=1), 1 / np.exp(logits - peaks).sum(axis=1)
 
 
-def _best(values: Floats, K: int) -> NDArray[np.int64]:
-    return np.argpartition(values, values.shape[1] - K, axis=1)[:, values.shape[1] - K :]
-
-
 def _inverse_length(rows: Floats, eps: float) -> Floats:
-    squares = np.einsum("...i,...i->...", rows, rows)[..., None]
-    squares *= np.float32(1 / rows.shape[-1])
-    squares += np.float32(eps)
-    return np.divide(np.float32(1), np.sqrt(squares, out=squares), out=squares)
+    """1 / sqrt(mean(x^2) + eps) over the last axis; one product is a faster sum than `sum`."""
+    squares = np.multiply(rows, rows, order="C").reshape(-1, rows.shape[-1])
+    means = squares @ _mean(rows.shape[-1])
+    means += eps
+    return np.power(means, -0.5, out=means).reshape(*rows.shape[:-1], 1)
+
+
+@cache
+def _mean(size: int) -> Floats:
+    return np.full(size, 1 / size, np.float32)

@@ -76,6 +76,18 @@ def test_two_stages_find_the_same_best_ids_as_a_sort(V, kernels):
     assert np.array(found).tolist() == expected.tolist()
 
 
+@FORMS
+def test_candidates_are_complete_when_logits_are_equal(kernels):
+    """Stops: a threshold that more than K logits reach, or that NaN does not."""
+    logits = np.zeros((3, 90), np.float32)
+    logits[0, 7:20] = 1.0
+    logits[2, 5] = np.nan
+    found = np.array(kernels.top_ids(given(logits, kernels), 16))
+    assert found.shape == (3, 16)
+    assert all(len(set(row)) == 16 for row in found.tolist())
+    assert set(range(7, 20)) <= set(found[0].tolist())
+
+
 def lattice_of(seed, n=6, V=90, H=12, r=5, K=8):
     rng = np.random.default_rng(seed)
     before, after = rng.standard_normal((V, r)), rng.standard_normal((V, r))
