@@ -6,6 +6,7 @@ Invariant: a child leads a process group of its own and dies with the launcher.
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -126,9 +127,21 @@ def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace").splitlines()
+            lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return []
+    return [_as_text(line) for line in lines]
+
+
+def _as_text(line: str) -> str:
+    """A JSON log line in the shape of a text line, so that one search finds both."""
+    if not line.startswith("{"):
+        return line
+    try:
+        body = json.loads(line)
+        return f"{body['name']} | {body['level']} {body['message']}"
+    except (ValueError, KeyError):
+        return line
 
 
 def describe_exit(status: int) -> str:
