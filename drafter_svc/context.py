@@ -9,7 +9,7 @@ Source: z-lab/dflash `model_mlx.py` (rows and window); speculators (window per q
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +19,7 @@ from common.errors import EngineError
 from drafter_svc.kernels import Array, Kernels
 
 _STEP: Final = 64  # slots are read in steps, so that shapes repeat while a context fills
+_NEVER: Final = np.iinfo(np.int32).max  # position of a slot without a row: after any anchor
 _GROWTH: Final = 256  # fewest slots added to a store without a window
 
 #: Projects rows [S, H] that begin at a position, for one store: keys and values [G * kv, S, hd].
@@ -76,7 +77,7 @@ class ContextStore:
         """Forget all rows; the next one has position `first_pos`."""
         self.keys = self._kernels.blank(self._shape, self._dtype)
         self.values = self._kernels.blank(self._shape, self._dtype)
-        self.positions = np.full(self._shape[1], -1, np.int32)
+        self.positions = np.full(self._shape[1], _NEVER, np.int32)
         self._origin = first_pos
         self._n_used = 0
 
@@ -105,13 +106,19 @@ class ContextStore:
         self._n_used = slots if start + S > slots else max(self._n_used, start + S)
         self._kernels.submit([self.keys, self.values])
 
-    def visible(self, query_positions: NDArray[np.int32], anchor_pos: int) -> NDArray[np.bool_]:
-        """Which of the first `n_read` slots each query may see, bool [B, n_read]."""
-        positions = self.positions[: self.n_read]
-        stored = (positions >= 0) & (positions < anchor_pos)
-        if not self.window:
-            return np.broadcast_to(stored, (len(query_positions), len(positions)))
-        return stored & (query_positions[:, None] - positions < self.window)
+    def bias(self, anchor_pos: int, block_size: int) -> NDArray[np.float32]:
+        """What each query of a block sees of the first `n_read` slots: 0 or -inf, float32 [B, C].
+
+        Query j stands at anchor_pos + j.
+        """
+        # Rows between a slot and the anchor; wraps to a huge number where there is none before it.
+        between = (anchor_pos - 1 - self.positions[: self.n_read]).view(np.uint32)
+        bias = np.zeros((block_size, len(between)), np.float32)
+        window = self.window or _NEVER
+        some = np.flatnonzero(between >= max(0, window - block_size))  # not seen by all queries
+        is_gone = between[some] >= window - 1 - np.arange(block_size)[:, None]
+        bias[:, some] = np.where(is_gone, np.float32(-np.inf), np.float32(0))
+        return bias
 
     def _put(self, slot: int, keys: Array, values: Array) -> None:
         end = slot + keys.shape[1]
@@ -127,7 +134,7 @@ class ContextStore:
         blank = self._kernels.blank((planes, more, head_dim), self._dtype)
         self.keys = self._kernels.joined([self.keys, blank], axis=1)
         self.values = self._kernels.joined([self.values, blank], axis=1)
-        self.positions = np.concatenate([self.positions, np.full(more, -1, np.int32)])
+        self.positions = np.concatenate([self.positions, np.full(more, _NEVER, np.int32)])
 
 
 class Context:
@@ -199,17 +206,15 @@ class Context:
 
 
 def mask_of(
-    store: ContextStore, anchor_pos: int, block_size: int, group_size: int, *, is_causal: bool
-) -> NDArray[Any]:
-    """What is added to the scores of one block, float32 [group_size * B, n_read + B]: 0 or -inf.
+    store: ContextStore, anchor_pos: int, block_size: int, *, is_causal: bool
+) -> NDArray[np.float32]:
+    """What is added to the scores of one block, float32 [B, n_read + B]: 0 or -inf.
 
-    Rows repeat the block once per query head that shares a key head. Every row sees itself, so no
-    row is empty whatever the context holds.
+    Every row sees itself, so no row is empty whatever the context holds.
     """
-    queries = np.arange(anchor_pos, anchor_pos + block_size, dtype=np.int32)
-    seen = store.visible(queries, anchor_pos)
-    inside = np.tri(block_size, dtype=bool) if is_causal else np.ones((block_size,) * 2, bool)
-    if store.window:
-        inside = inside & (abs(queries[:, None] - queries) < store.window)
-    bias = np.where(np.concatenate([seen, inside], axis=1), np.float32(0), np.float32(-np.inf))
-    return np.tile(bias, (group_size, 1))
+    inside = np.zeros((block_size, block_size), np.float32)
+    if is_causal or 0 < store.window < block_size:
+        steps = np.arange(block_size)[:, None] - np.arange(block_size)
+        is_far = abs(steps) >= (store.window or block_size)
+        inside[is_far | (steps < 0) if is_causal else is_far] = -np.inf
+    return np.concatenate([store.bias(anchor_pos, block_size), inside], axis=1)

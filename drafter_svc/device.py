@@ -53,6 +53,11 @@ def looked_up(table: mx.array, ids: Sequence[int]) -> mx.array:
     return table[mx.array(list(ids), mx.int32)]
 
 
+def mask(bias: NDArray[np.float32], group_size: int, dtype: mx.Dtype) -> mx.array:
+    """Repeated once per query head that shares a key head."""
+    return mx.array(np.tile(bias, (group_size, 1))).astype(dtype)
+
+
 def rotation(turns: NDArray[np.complex64]) -> mx.array:
     """Sent to the device."""
     return mx.array(turns)

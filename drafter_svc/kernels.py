@@ -42,6 +42,9 @@ class Kernels(Protocol):
     def looked_up(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows [len(ids), H] of a table [V, H]."""
 
+    def mask(self, bias: NDArray[Any], group_size: int, dtype: mx.Dtype) -> Array:
+        """A bias float32 [B, C + B] of 0 and -inf for `group_size` query heads per key head."""
+
     def rotation(self, turns: NDArray[Any]) -> Array:
         """Rotations of `Rope.turns`, for `turned`."""
 
@@ -70,7 +73,7 @@ class Kernels(Protocol):
             keys: [kv, B, hd] of the block; `values` likewise.
             values: see `keys`.
             context: keys and values [kv, C, hd].
-            mask: [group * B, C + B], added to the scores.
+            mask: of `mask`, added to the scores.
 
         Returns:
             [kv, group * B, hd].

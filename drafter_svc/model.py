@@ -32,7 +32,7 @@ class ContextView:
 
     keys: Array  # [kv, C, hd], rotated
     values: Array  # [kv, C, hd]
-    mask: Array  # [group * B, C + B], added to the scores
+    mask: Array  # of `kernels.mask`, added to the scores
 
 
 class Attention:
@@ -242,10 +242,9 @@ class DFlashModel:
                 store,
                 context.end,
                 config.block_size,
-                config.group_size,
                 is_causal=config.causal[layers[0]],
             )
-            mask, C = self.kernels.taken_in(bias, self.dtype), store.n_read
+            mask, C = self.kernels.mask(bias, config.group_size, self.dtype), store.n_read
             for place, index in enumerate(layers):
                 planes = slice(place * n_kv, (place + 1) * n_kv)
                 views[index] = ContextView(store.keys[planes, :C], store.values[planes, :C], mask)

@@ -6,11 +6,14 @@ loader reorders the projections so; dot products do not notice. Does not know he
 """
 
 import math
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafter_svc.config import RopeConfig
+
+_TABLE: Final = 4096  # first positions, whose rotations are kept; 1 MB at head_dim 64
 
 
 class Rope:
@@ -19,9 +22,14 @@ class Rope:
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         self._frequencies = _frequencies(config, head_dim)
         self._magnitude = _attention_factor(config)
+        self._table = self._make(0, _TABLE)
 
     def turns(self, first_pos: int, n: int) -> NDArray[np.complex64]:
         """Rotations of positions first_pos .. first_pos + n - 1, complex64 [n, 1, head_dim / 2]."""
+        end = first_pos + n
+        return self._table[first_pos:end] if end <= _TABLE else self._make(first_pos, n)
+
+    def _make(self, first_pos: int, n: int) -> NDArray[np.complex64]:
         positions = np.arange(first_pos, first_pos + n, dtype=np.float32)
         angles = positions[:, None, None] * self._frequencies
         turns = np.empty(angles.shape, np.complex64)

@@ -62,6 +62,15 @@ def test_rotation_equals_the_split_half_formula(kernels):
     np.testing.assert_allclose(np.array(turned), expected, atol=1e-5)
 
 
+def test_rotations_go_on_where_the_kept_ones_end():
+    """Stops: a table that is one position short, or another formula behind it."""
+    rope = Rope(RopeConfig(theta=100.0), 8)
+    across = rope.turns(4090, 12)
+    assert across.shape == (12, 1, 4)
+    assert (across[:6] == rope.turns(4090, 6)).all()
+    assert (across[6:] == rope.turns(4096, 6)).all()
+
+
 @FORMS
 @pytest.mark.parametrize("V", [16, 100, 1024, 1025, 2048, 4096, 5003])
 def test_two_stages_find_the_same_best_ids_as_a_sort(V, kernels):
