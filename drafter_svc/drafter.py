@@ -19,7 +19,7 @@ from common.wire.messages import ModelCard
 from drafter_svc.context import Context
 from drafter_svc.load import Loaded, load
 from drafter_svc.model import DFlashModel
-from drafter_svc.selector import CandidateSelector, DraftPath, walk
+from drafter_svc.selector import CandidateSelector, DraftPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class DraftBlock:
 
     draft_ids: tuple[int, ...]
     confidences: tuple[float, ...]  # one per draft, 0..1
-    build_ms: float  # what the host does before it waits: on CPU all but the walk
-    eval_ms: float  # waiting for the device and reading the result
+    build_ms: float  # what the host does before it waits: on CPU all but the choice
+    eval_ms: float  # waiting for the device, reading, choosing
 
 
 class Drafter:
@@ -105,11 +105,11 @@ class Drafter:
         started, kernels = time.perf_counter(), self._model.kernels
         hidden = self._model.hidden(anchor_id, context)
         logits = self._model.logits(hidden)
-        lattice = self._selector.lattice(hidden, logits, anchor_id) if self._selector else None
-        outputs = lattice or kernels.best_ids(logits)
         built = time.perf_counter()
-        first, second = kernels.finished(*outputs)
-        path = walk(first, second) if lattice else _plain_path(first, second)
+        if self._selector:
+            path = self._selector.path(hidden, logits, anchor_id)
+        else:
+            path = _plain_path(*kernels.finished(*kernels.best_ids(logits)))
         done = time.perf_counter()
         return DraftBlock(
             path.draft_ids[:n_drafts],

@@ -1,8 +1,8 @@
 """Turn block logits into drafts and confidences.
 
 Owns the candidate lattice of DFlash2 and the walk through it. Does not know how logits are made.
-Invariant: the lattice holds every edge before the walk starts, so a draft costs one read by the
-host whatever path is taken.
+Invariant: on a device the lattice holds every edge before the walk starts, so a draft costs one
+read by the host whatever path is taken; on the host only the edges that the walk meets are made.
 
 Source: speculators `models/dflash2`; z-lab/dflash `CandidateSelector`.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import NotFinite
+from drafter_svc import host
 from drafter_svc.kernels import Array, Kernels
 
 
@@ -44,6 +45,16 @@ class CandidateSelector:
         self._top_k = top_k
         self._kernels = kernels
 
+    def path(self, hidden: Array, logits: Array, anchor_id: int) -> DraftPath:
+        """Choose the drafts; arguments as for `lattice`. The one read by the host.
+
+        Raises:
+            NotFinite: a score is NaN or infinite, which no healthy drafter gives.
+        """
+        if self._kernels is host:
+            return self._walk_at_once(hidden, logits, anchor_id)
+        return walk(*self._kernels.finished(*self.lattice(hidden, logits, anchor_id)))
+
     def lattice(self, hidden: Array, logits: Array, anchor_id: int) -> tuple[Array, Array]:
         """Score all edges of all slots.
 
@@ -65,6 +76,18 @@ class CandidateSelector:
         edges = left @ self._successors[candidates].swapaxes(1, 2)
         return candidates, edges + unary[:, None]  # float32: the logits' dtype is the wider one
 
+    def _walk_at_once(self, hidden: Array, logits: Array, anchor_id: int) -> DraftPath:
+        candidates = self._kernels.top_ids(logits, self._top_k)
+        scores = self._kernels.along(logits, candidates)
+        gates = self._kernels.product(hidden, self._projection)
+        successors = self._successors[candidates]
+        chosen, before = [], anchor_id
+        for slot, row in enumerate(scores):
+            row += successors[slot] @ (self._predecessors[before] * gates[slot])
+            chosen.append(row.argmax())
+            before = candidates[slot, chosen[-1]]
+        return _path_of(candidates, np.array(chosen), scores)
+
 
 def walk(candidates: NDArray[Any], scores: NDArray[Any]) -> DraftPath:
     """Follow the best edge from the anchor, slot by slot.
@@ -76,17 +99,22 @@ def walk(candidates: NDArray[Any], scores: NDArray[Any]) -> DraftPath:
         scores: float32 [n, K, K], as `CandidateSelector.lattice` gives them.
 
     Raises:
-        NotFinite: a score is NaN or infinite, which no healthy drafter gives.
+        NotFinite: a score on the path is NaN or infinite.
     """
-    if not np.isfinite(scores).all():
-        raise NotFinite("drafter scores hold NaN or infinity; features and weights must be finite")
-    chosen = np.empty(len(scores), np.int64)
-    choice = 0
+    chosen, choice = np.empty(len(scores), np.int64), 0
     for slot, table in enumerate(scores):
         choice = int(table[choice].argmax())
         chosen[slot] = choice
-    slots = np.arange(len(scores))
-    rows = scores[slots, np.concatenate([[0], chosen[:-1]])].astype(np.float64)
+    rows = scores[np.arange(len(scores)), np.concatenate([[0], chosen[:-1]])]
+    return _path_of(candidates, chosen, rows)
+
+
+def _path_of(candidates: NDArray[Any], chosen: NDArray[Any], scores: NDArray[Any]) -> DraftPath:
+    """Ids and confidences of the chosen places [n] among candidates and scores [n, K]."""
+    if not np.isfinite(scores).all():
+        raise NotFinite("drafter scores hold NaN or infinity; features and weights must be finite")
+    rows = scores.astype(np.float64)
     # The chosen candidate has the row's greatest score, so its softmax value is 1 over the sum.
     sums = np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)
-    return DraftPath(tuple(candidates[slots, chosen].tolist()), tuple((1.0 / sums).tolist()))
+    ids = candidates[np.arange(len(chosen)), chosen]
+    return DraftPath(tuple(ids.tolist()), tuple((1.0 / sums).tolist()))

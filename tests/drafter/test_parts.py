@@ -108,13 +108,16 @@ def lattice_of(seed, n=6, V=90, H=12, r=5, K=8):
 
 @FORMS
 @pytest.mark.parametrize("seed", range(5))
-def test_the_walk_through_all_edges_equals_a_walk_step_by_step(seed, kernels):
+def test_both_walks_equal_one_that_scores_step_by_step(seed, kernels):
     """Stops: an edge read from the wrong slot or predecessor."""
     (before, after, projection, hidden, logits), K = lattice_of(seed)
     selector = CandidateSelector(*map(mx.array, (before, after, projection)), K, kernels)
     anchor = 17
-    outputs = selector.lattice(given(hidden, kernels), given(logits, kernels), anchor)
-    path = walk(*kernels.finished(*outputs))
+    rows = given(hidden, kernels), given(logits, kernels)
+    paths = [
+        selector.path(*rows, anchor),
+        walk(*kernels.finished(*selector.lattice(*rows, anchor))),
+    ]
 
     previous, ids, confidences = anchor, [], []
     for slot in range(len(logits)):
@@ -125,8 +128,9 @@ def test_the_walk_through_all_edges_equals_a_walk_step_by_step(seed, kernels):
         previous = int(candidates[scores.argmax()])
         ids.append(previous)
         confidences.append(weights.max() / weights.sum())
-    assert path.draft_ids == tuple(ids)
-    np.testing.assert_allclose(path.confidences, confidences, atol=1e-5)
+    for path in paths:
+        assert path.draft_ids == tuple(ids)
+        np.testing.assert_allclose(path.confidences, confidences, atol=1e-5)
 
 
 def test_the_selector_changes_the_path():
