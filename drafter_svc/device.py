@@ -22,6 +22,11 @@ def kept(weight: mx.array) -> mx.array:
     return weight
 
 
+def head(weight: mx.array) -> mx.array:
+    """A view, so that a tied head costs no memory."""
+    return kept(weight).T
+
+
 def blank(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """Zeros."""
     return mx.zeros(shape, dtype)
@@ -109,9 +114,9 @@ def product(rows: mx.array, weight: mx.array) -> mx.array:
     return rows @ weight
 
 
-def scores(hidden: mx.array, head: mx.array, multiplier: float, softcap: float) -> mx.array:
+def scores(hidden: mx.array, weight: mx.array, multiplier: float, softcap: float) -> mx.array:
     """Logits, scaled and capped in float32."""
-    logits = (hidden @ head).astype(mx.float32)
+    logits = (hidden @ weight).astype(mx.float32)
     if multiplier != 1.0:
         logits = logits * multiplier
     if softcap:

@@ -21,6 +21,11 @@ def kept(weight: mx.array) -> Floats:
     return np.array(weight.astype(mx.float32), order="C")
 
 
+def head(weight: mx.array) -> Floats:
+    """Transposed in memory: the largest product of a block is a quarter faster so."""
+    return kept(weight.T)
+
+
 def blank(shape: tuple[int, ...], dtype: mx.Dtype) -> Floats:
     """Zeros; float32 whatever the weights are stored in."""
     return np.zeros(shape, np.float32)
@@ -127,9 +132,9 @@ def product(rows: Floats, weight: Floats) -> Floats:
     return (padded @ weight)[:n]
 
 
-def scores(hidden: Floats, head: Floats, multiplier: float, softcap: float) -> Floats:
+def scores(hidden: Floats, weight: Floats, multiplier: float, softcap: float) -> Floats:
     """Logits, scaled and capped."""
-    logits = product(hidden, head)
+    logits = product(hidden, weight)
     if multiplier != 1.0:
         logits *= multiplier
     if softcap:

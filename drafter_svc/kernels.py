@@ -24,6 +24,9 @@ class Kernels(Protocol):
     def kept(self, weight: mx.array) -> Array:
         """A weight, evaluated and contiguous."""
 
+    def head(self, weight: mx.array) -> Array:
+        """The head [V, H] as [H, V], for `scores`."""
+
     def blank(self, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
         """Zeros."""
 
@@ -82,8 +85,8 @@ class Kernels(Protocol):
     def product(self, rows: Array, weight: Array) -> Array:
         """Product of rows [n, H] and weight [H, m] for an n that need not be the block's."""
 
-    def scores(self, hidden: Array, head: Array, multiplier: float, softcap: float) -> Array:
-        """Logits float32 [n, V] of hidden [n, H] and head [H, V], scaled and capped (0: not)."""
+    def scores(self, hidden: Array, weight: Array, multiplier: float, softcap: float) -> Array:
+        """Logits float32 [n, V] of hidden [n, H] and `head` [H, V], scaled and capped (0: not)."""
 
     def top_ids(self, logits: Array, K: int) -> Array:
         """The K best ids of each row of [n, V], integers [n, K], ascending."""

@@ -173,7 +173,7 @@ class DFlashModel:
         self.dtype = tensors["norm.weight"].dtype
         self.kernels = kernels
         self._embedding = kernels.kept(embedding)
-        self._head = (self._embedding if head is embedding else kernels.kept(head)).T
+        self._head = kernels.head(head)
         self._layers = [
             Layer(config, tensors, f"layers.{index}.", kernels) for index in range(config.n_layers)
         ]
