@@ -5,6 +5,7 @@ the request before or after it.
 Invariant: `Verify` is made once; asking again gives the same message.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from common.coordinator.events import (
 from common.policy.copies import Copy, CopyFinder
 from common.policy.policy import RoundPolicy, RoundResult
 from common.wire.messages import Draft, Drafted, DraftFailed, RoundKey, Verified, Verify
+
+logger = logging.getLogger(__name__)
 
 # The drafter gives up a little before the coordinator does, so that its own word, which tells a
 # context that is still being fed from silence, comes first.
@@ -157,6 +160,11 @@ class Round:
         self._check(event)
         is_solo = self._is_solo and scene.is_solo
         wall_ms = (now - self.started_at) * 1e3
+        logger.debug(
+            "round %d: rows %d, accepted %d, draft %.2f ms (drafter %.2f), verify %.2f, wall %.2f",
+            *(event.key.round_index, event.rows_run, event.n_accepted),
+            *(self._draft_ms, self._drafter_ms, event.ms, wall_ms),
+        )
         if not is_solo:  # the wait behind others says nothing about drafting
             wall_ms = min(wall_ms, self._drafter_ms + event.ms + event.wait_ms)
         self._policy.observe(

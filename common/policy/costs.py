@@ -19,7 +19,9 @@ N_SEEDS: Final = 3  # the plain cost starts at the median of these many times
 AGREEMENT: Final = 0.1  # a sample this near the estimate confirms it
 STALE_ROUNDS: Final = 128  # rounds after which the estimate wants to be confirmed
 MAX_REFRESH_ROUNDS: Final = 12  # plain rounds spent on one confirmation, at most
-DRAFT_WEIGHT: Final = np.float32(0.3)
+DRAFT_WEIGHT: Final = np.float32(0.2)
+STALL_LOW: Final = np.float32(0.5)  # of the usual time: a sample counts as at least this share
+STALL_HIGH: Final = np.float32(1.25)  # and at most as this one
 VERIFY_WEIGHT: Final = np.float32(0.2)
 TOO_FAST: Final = np.float32(0.8)  # verifies under this share of their rung belie the estimate
 SETTLE_ROUNDS: Final = 32  # rounds between two such findings
@@ -123,9 +125,21 @@ class TargetCosts:
             self._verify_share = np.float32(1)
 
     def sample_draft(self, ms: float) -> None:
-        """Feed the time from asking for a draft to having it."""
+        """Feed the time from asking for a draft to having it; one stall moves it little."""
         if not np.isfinite(ms) or ms < 0:
             return
         sample = np.float32(ms)
-        known = sample if self._draft_ms is None else self._draft_ms
-        self._draft_ms = np.float32(known + DRAFT_WEIGHT * (sample - known))
+        if self._draft_ms is None:
+            self._draft_ms = sample
+            return
+        clipped = np.clip(sample, STALL_LOW * self._draft_ms, STALL_HIGH * self._draft_ms)
+        self._draft_ms = np.float32(self._draft_ms + DRAFT_WEIGHT * (clipped - self._draft_ms))
+
+    def without_stall(self, rows: int, wall_ms: float) -> float:
+        """What a drafted round of `rows` rows is to be judged by: its time, less any stall.
+
+        A machine that is busy for a moment stalls plain rounds as well. Judged by raw times, one
+        stall would use up the loss budget and keep drafts out for 64 rounds.
+        """
+        usual_ms = np.float32(self.draft_ms) + np.float32(self.ladder.ms(rows))
+        return float(min(np.float32(wall_ms), STALL_HIGH * usual_ms))

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from common.policy.budget import LossBudget
 from common.policy.copies import LONG_SUFFIX, Copy, CopyStats
-from common.policy.costs import TargetCosts
+from common.policy.costs import STALL_HIGH, TargetCosts
 from common.policy.gate import DraftGate
 from common.policy.ladder import MAX_ROWS, choose_rows
 
@@ -178,7 +178,8 @@ class Adaptive:
 
     def choose(self, confidences: Sequence[float], *, draft_ms: float, n_left: int) -> int:
         """The chooser's rows, or fewer where losing them all would break the promise."""
-        cap = self._affordable_rows(_most_rows(confidences, n_left), draft_ms)
+        spent_ms = min(draft_ms, float(STALL_HIGH) * (self._costs.draft_ms or draft_ms))
+        cap = self._affordable_rows(_most_rows(confidences, n_left), spent_ms)
         if not self._is_width_free:
             return cap
         survival = self._costs.calibration.probabilities(confidences)
@@ -237,13 +238,14 @@ class Adaptive:
 
     def _observe_draft(self, result: RoundResult) -> float:
         gain_ms = (1 + result.n_accepted) * self._costs.plain_ms
-        self._gate.record(gain_ms, result.wall_ms)
         self._costs.sample_draft(result.draft_ms)
+        wall_ms = self._costs.without_stall(result.rows, result.wall_ms)
+        self._gate.record(gain_ms, wall_ms)
         if result.is_solo:
             self._costs.sample_verify(result.rows, result.wall_ms - result.draft_ms)
         reached = min(result.n_accepted + (not result.is_final), result.rows - 1)
         self._costs.calibration.observe(result.confidences[:reached], result.n_accepted)
-        return result.wall_ms - gain_ms
+        return wall_ms - gain_ms
 
 
 def _whole_block(block_size: int, n_left: int) -> RoundPlan:

@@ -116,3 +116,21 @@ def test_rows_narrow_as_the_budget_runs_out():
     rounds = simulated(ACCEPTANCE["never"], LADDERS["published"], 1.0, 0.99)
     rows = [rows for _, _, rows in rounds if rows]
     assert any(later < earlier for earlier, later in pairwise(rows))
+
+
+def test_one_stall_does_not_keep_drafts_out():
+    """A busy moment of the machine is no proof against drafting; plain rounds stall as well."""
+    ladder = LADDERS["flat"]
+    costs = TargetCosts(ladder.rungs_ms)
+    policy = Adaptive(costs)
+    rng = random.Random(3)
+    for _ in range(40):
+        one_round(policy, ACCEPTANCE["good"](0, rng), ladder, 2.0, 0.9)
+
+    plan = policy.plan(block_size=16, n_left=10_000, is_solo=True)
+    rows = policy.choose((0.9,) * plan.n_drafts, draft_ms=2.0, n_left=10_000)
+    policy.observe(RoundResult(True, rows, rows - 1, 400.0, 2.0, (0.9,) * plan.n_drafts))
+    after = [one_round(policy, ACCEPTANCE["good"](0, rng), ladder, 2.0, 0.9) for _ in range(20)]
+
+    assert plan.draft
+    assert sum(rows > 1 for _, _, rows in after) > 15
