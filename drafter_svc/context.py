@@ -162,7 +162,7 @@ class Context:
         self.end = first_pos
 
     def append(self, rows: Array, first_pos: int, project: Project) -> int:
-        """Add features of committed positions; submits the work and does not wait for it.
+        """Add features of committed positions; on a device submits the work without waiting.
 
         Rows below `end` are already there and ignored, so a replay does no harm.
 

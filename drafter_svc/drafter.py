@@ -56,7 +56,7 @@ class Drafter:
         return Context(session_id, max_context, self._model.open_stores(max_context))
 
     def append(self, context: Context, rows: NDArray[Any] | mx.array, first_pos: int) -> int:
-        """Add fused features of committed positions; submits the work and does not wait.
+        """Add fused features of committed positions; on a device submits without waiting.
 
         Args:
             context: of `open`.
@@ -90,7 +90,7 @@ class Drafter:
         """Draft the tokens after an anchor that stands at position `context.end`.
 
         The whole block is always run, as in training, so the drafts of a short request are the
-        first ones of a long request. Evaluates once and reads once.
+        first ones of a long request. A device is read once.
 
         Args:
             context: holds the features of every position below the anchor that the window needs.
