@@ -41,7 +41,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256  # 1..1,000,000 generated tokens
-    temperature: float = 0.0  # 0 is greedy
+    temperature: float = 0.0  # 0 is greedy; above it tokens are drawn with noise keyed by the seed
     top_p: float = 1.0  # (0, 1]; no effect on greedy decoding
     top_k: int = 0  # 0 is off; no effect on greedy decoding
     seed: int = 0  # 0..2^63-1; greedy decoding does not use it
@@ -65,11 +65,6 @@ class SamplingParams:
         self._refuse_what_is_not_honoured()
 
     def _refuse_what_is_not_honoured(self) -> None:
-        if self.temperature > 0:
-            raise Unsupported(
-                f"temperature: {self.temperature:g} is not supported here; "
-                "supported: 0 (greedy decoding)"
-            )
         if self.acceptance not in HONOURED_ACCEPTANCES:
             raise Unsupported(
                 f"acceptance: {self.acceptance!r} is not supported here; "

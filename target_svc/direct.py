@@ -3,13 +3,13 @@
 Owns the baseline that `dflash-up bench` calls `direct`. Does not know drafters, the wire or the
 policy. One JSON line in, one JSON line out; the engine calls are the ones a plain round makes.
 
-    {"text": str | "prompt_ids": [int], "max_tokens": int}
+    {"text": str | "prompt_ids": [int], "max_tokens": int, "ignore_eos": bool}
     {"token_ids": [int], "first_token_s": float, "total_s": float, "tokens_per_s": float}
 """
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from common.errors import BadRequest, DFlashError
@@ -41,7 +41,8 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     stamps: list[float] = []
     ids: list[int] = []
-    for token in generate(engine, prompt, int(request["max_tokens"])):
+    stop_ids = () if request.get("ignore_eos") else engine.card.eos_ids
+    for token in generate(engine, prompt, int(request["max_tokens"]), stop_ids):
         stamps.append(time.perf_counter())
         ids.append(token)
     span = stamps[-1] - stamps[0] if len(stamps) > 1 else 0.0
@@ -53,14 +54,16 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def generate(engine: Engine, prompt_ids: list[int], max_tokens: int) -> Iterator[int]:
+def generate(
+    engine: Engine, prompt_ids: list[int], max_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     """Yield the greedy continuation, one plain round per token, up to a stop token."""
     session = engine.open(Sampling(max_tokens=max_tokens), taps=False)
     try:
         for _ in session.prefill(prompt_ids or [engine.card.eos_ids[0]]):
             pass
         for index in range(max_tokens):
-            if session.anchor_id in engine.card.eos_ids:
+            if session.anchor_id in stop_ids:
                 return
             yield session.anchor_id
             if index + 1 < max_tokens:

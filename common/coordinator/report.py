@@ -52,6 +52,7 @@ def _worker(worker: Worker, now: float) -> Report:
         "sessions": len(worker.sessions),
         "capacity": ready.capacity if ready else 0,
         "rss_bytes": beat.rss_bytes if beat else 0,
+        "counters": dict(beat.counters) if beat else {},
         "age_ms": round((now - worker.liveness.heard_at) * 1e3, 1),
         "uptime_s": round(now - worker.since, 1),
     }

@@ -151,7 +151,7 @@ def _arm(arm: str, config: Config, folders: dict[str, Path]) -> Iterator[Ask]:
     folder = folders["fixed" if arm == "fixed" else "adaptive"]
     with Client(run_dir=folder) as client:
         yield lambda text, max_tokens: run_of(
-            arm, client.generate(text, max_tokens=max_tokens, draft=arm != "plain")
+            arm, client.generate(text, max_tokens=max_tokens, draft=arm != "plain", ignore_eos=True)
         )
 
 
@@ -180,7 +180,9 @@ def _direct(config: Config) -> Iterator[Ask]:
         raise DFlashError("direct: its pipes could not be opened")
 
     def ask(text: str, max_tokens: int) -> Run:
-        requests.write(json.dumps({"text": text, "max_tokens": max_tokens}) + "\n")
+        requests.write(
+            json.dumps({"text": text, "max_tokens": max_tokens, "ignore_eos": True}) + "\n"
+        )
         requests.flush()
         line = replies.readline()
         reply: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}

@@ -52,6 +52,7 @@ class Summary:
     rows: Mapping[str, int]  # rounds by rows verified, all files
     near_ties: int
     n_same: int  # files whose ids equal those of the reference arm
+    by_file: Mapping[str, float]  # tokens/s of each file
 
 
 def summarize(runs: Sequence[Run], reference: str) -> list[Summary]:
@@ -95,23 +96,31 @@ def speed_table(summaries: Sequence[Summary], n_files: int, title: str = "") -> 
     return table
 
 
-def verdict(summaries: Sequence[Summary]) -> str:
-    """Drafted against the faster of the arms that draft nothing, in a sentence."""
-    speed = {one.arm: one.tokens_per_s for one in summaries}
-    without = {arm: speed[arm] for arm in ("direct", "plain") if speed.get(arm)}
-    if not without or not speed.get("adaptive"):
+def verdict(summaries: Sequence[Summary], drafted: str = "adaptive") -> str:
+    """Drafted against the faster of the arms that draft nothing, file by file, in a sentence."""
+    speed = {one.arm: one.by_file for one in summaries}
+    without = [speed[arm] for arm in ("direct", "plain") if arm in speed]
+    if not without or drafted not in speed:
         return ""
-    best = max(without, key=lambda arm: without[arm])
-    factor = speed["adaptive"] / without[best]
-    word = "faster" if factor >= 1 else "slower"
-    return f"drafted (adaptive) is {factor:.2f} x {best}, the faster arm without drafts: {word}"
+    factors = {
+        file: rate / max(arm[file] for arm in without) for file, rate in speed[drafted].items()
+    }
+    worst = min(factors, key=lambda file: factors[file])
+    return (
+        f"drafted ({drafted}) against the faster arm without drafts, file by file: "
+        f"median {statistics.median(factors.values()):.2f}x, "
+        f"least {factors[worst]:.2f}x ({worst}), most {max(factors.values()):.2f}x"
+    )
 
 
 def _summary(arm: str, runs: Sequence[Run], texts: Mapping[str, tuple[int, ...]]) -> Summary:
     by_file: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_file[run.file].append(run)
-    speeds = [statistics.fmean(run.tokens_per_s for run in group) for group in by_file.values()]
+    by_name = {
+        file: statistics.fmean(run.tokens_per_s for run in group) for file, group in by_file.items()
+    }
+    speeds = list(by_name.values())
     quartiles = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else speeds * 3
     n_rounds = sum(int(run.stats.get("rounds", run.rounds)) for run in runs)
     n_plain = sum(int(run.stats.get("plain_rounds", run.rounds)) for run in runs)
@@ -130,6 +139,7 @@ def _summary(arm: str, runs: Sequence[Run], texts: Mapping[str, tuple[int, ...]]
             all(run.token_ids == texts.get(file) for run in group)
             for file, group in by_file.items()
         ),
+        by_file=by_name,
     )
 
 

@@ -144,6 +144,7 @@ class WorkerShell:
                 return
             if isinstance(item, Stop):
                 self._stop = item
+        logger.error("ending: %s", self._stop.reason)
         raise SystemExit(self._stop.exit_code)
 
     def run(self, actor: Actor) -> int:

@@ -40,7 +40,6 @@ def typed(capsys, *arguments):
         (("generate",), 2, "PROMPT"),
         (("generate", "x", "--prompt-file", "y"), 2, "one of them"),
         (("generate", "--prompt-file", "/nowhere.py"), 2, "/nowhere.py"),
-        (("generate", "x", "--temperature", "0.7"), 2, "temperature: 0.7"),
         (("generate", "x", "--acceptance", "typical"), 2, "acceptance: 'typical'"),
         (("generate", "x", "--max-tokens", "0"), 2, "max_tokens: 0"),
         (("generate", "x", "--max-tokens", "many"), 2, "--max-tokens"),

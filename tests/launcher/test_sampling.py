@@ -10,7 +10,6 @@ from common.wire.messages import Sampling
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        ({"temperature": 0.7}, "temperature: 0.7"),
         ({"acceptance": "residual"}, "acceptance: 'residual'"),
         ({"acceptance": "typical"}, "acceptance: 'typical'"),
         ({"acceptance": "cascade"}, "acceptance: 'cascade'"),

@@ -218,7 +218,7 @@ def test_no_running_system_names_the_way_to_start_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "options", "kind"),
     [
-        (("x",), {"temperature": 1.0}, Unsupported),
+        (("x",), {"acceptance": "typical"}, Unsupported),
         (("x",), {"max_tokens": 0}, BadRequest),
         (("x",), {"timeout_s": 0}, BadRequest),
         ((), {}, BadRequest),

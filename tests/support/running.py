@@ -25,10 +25,9 @@ def prompt_files():
     return sorted(PROMPTS.glob("*.py.txt"))
 
 
-def head_of(path, n_bytes=1500):
-    """The first part of a held-out file, cut at a line end."""
-    text = path.read_bytes()[:n_bytes].decode("utf-8", "ignore")
-    return text[: text.rfind("\n") + 1]
+def prompt_of(path):
+    """A held-out prompt; what follows it is never the end of the text, see `ignore_eos`."""
+    return path.read_text(encoding="utf-8")
 
 
 def wait_until(condition, what, timeout_s=30.0):

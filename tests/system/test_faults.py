@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from support.running import System, head_of, prompt_files, running, wait_until
+from support.running import System, prompt_files, prompt_of, running, wait_until
 
 from common.errors import DFlashError
 from common.sdk import Client
@@ -26,7 +26,7 @@ def stream_and(system, act, prompt, after, max_tokens=200):
     """Stream one request; call `act` once `after` tokens have come. Returns (ids, stats)."""
     ids, stats = [], None
     with Client(run_dir=system.run_dir, timeout_s=60) as client:
-        for event in client.stream(prompt, max_tokens=max_tokens):
+        for event in client.stream(prompt, max_tokens=max_tokens, ignore_eos=True):
             if getattr(event, "ids", None):
                 ids.extend(event.ids)
             if act is not None and len(ids) >= after:
@@ -38,7 +38,7 @@ def stream_and(system, act, prompt, after, max_tokens=200):
 
 def test_killed_drafter_costs_time_and_no_output_and_comes_back(system):
     """kill -9 in the middle of a generation."""
-    prompt = head_of(prompt_files()[0])
+    prompt = prompt_of(prompt_files()[0])
     undisturbed, _ = stream_and(system, None, prompt, 0)
     first = system.worker("drafter.1")["pid"]
 
@@ -59,7 +59,7 @@ def test_killed_drafter_costs_time_and_no_output_and_comes_back(system):
 
 def test_stopped_drafter_is_waited_for_only_until_the_deadline(system):
     """SIGSTOP: the connection stays, nothing answers."""
-    prompt = head_of(prompt_files()[1])
+    prompt = prompt_of(prompt_files()[1])
     undisturbed, _ = stream_and(system, None, prompt, 0, max_tokens=120)
     pid = system.worker("drafter.1")["pid"]
     try:
@@ -96,7 +96,7 @@ def test_killed_target_is_a_typed_error_and_comes_back(system):
 
 def test_four_requests_at_once_each_get_the_result_they_have_alone(system):
     """Interleaved rounds share the model, never the state."""
-    prompts = [head_of(path, 600) for path in prompt_files()[:4]]
+    prompts = [prompt_of(path) for path in prompt_files()[:4]]
     alone = [stream_and(system, None, prompt, 0, max_tokens=60) for prompt in prompts]
     together = [None] * 4
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.running import head_of, prompt_files, running
+from support.running import prompt_files, running
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -16,17 +16,19 @@ def system():
 
 @pytest.fixture(scope="module")
 def fixed_width():
-    with running(DFLASH_TARGET_VERIFY_WIDTH="fixed") as started:
+    with running(DFLASH_TARGET_VERIFY_WIDTH="fixed", DFLASH_POLICY_MODE="fixed") as started:
         yield started
 
 
 def proves_drafting(stats):
-    """An equality test must not compare plain with plain."""
-    rejected = (
-        sum(n for rows, n in stats["rows_histogram"].items() if int(rows) > 1)
-        and stats["drafts_accepted"] < stats["drafts_sent"]
-    )
-    return stats["drafted_rounds"] > 0 and stats["drafts_accepted"] > 0 and bool(rejected)
+    """Rounds, drafts sent, some accepted and some rejected: plain is not compared with plain."""
+    return stats["drafted_rounds"] > 0 and 0 < stats["drafts_accepted"] < stats["drafts_sent"]
+
+
+def n_full_accepts(stats, block_size=8):
+    """Rounds in which the last draft of a whole block was accepted."""
+    by_position = stats["accepted_by_position"]
+    return by_position[block_size - 2] if len(by_position) >= block_size - 1 else 0
 
 
 def same_until_near_tie(drafted, plain):
@@ -37,38 +39,27 @@ def same_until_near_tie(drafted, plain):
 
 
 @pytest.mark.parametrize("path", prompt_files(), ids=lambda path: path.name)
-def test_drafted_text_is_the_targets_own(system, tmp_path, path):
-    """The promise of the system, on real text through real processes."""
-    prompt = tmp_path / "prompt.py"
-    prompt.write_text(head_of(path))
+def test_drafted_text_is_the_targets_own(system, path):
+    """The promise of the system, on real text through real processes, policy adaptive."""
+    drafted = system.generate("--ignore-eos", file=path, max_tokens=96)
+    plain = system.generate("--ignore-eos", "--no-draft", file=path, max_tokens=96)
 
-    drafted = system.generate(file=prompt, max_tokens=96)
-    plain = system.generate("--no-draft", file=prompt, max_tokens=96)
-
-    assert proves_drafting(drafted["stats"]), drafted["stats"]
+    assert drafted["stats"]["drafts_sent"] > 0
     assert plain["stats"]["drafts_sent"] == 0
     assert same_until_near_tie(drafted, plain)
 
 
-def test_fixed_width_makes_drafted_and_plain_equal_outright(fixed_width, tmp_path):
+def test_fixed_width_makes_drafted_and_plain_equal_outright(fixed_width):
     """With one width there is no near-tie to excuse a difference; full accepts happen too."""
-    full_accepts = rejections = 0
-    for path in prompt_files()[:4]:
-        prompt = tmp_path / "prompt.py"
-        prompt.write_text(head_of(path))
-
-        drafted = fixed_width.generate(file=prompt, max_tokens=96)
-        plain = fixed_width.generate("--no-draft", file=prompt, max_tokens=96)
+    full_accepts = 0
+    for path in prompt_files()[:5]:
+        drafted = fixed_width.generate("--ignore-eos", file=path, max_tokens=96)
+        plain = fixed_width.generate("--ignore-eos", "--no-draft", file=path, max_tokens=96)
 
         assert drafted["token_ids"] == plain["token_ids"], path.name
         assert proves_drafting(drafted["stats"])
-        by_position = drafted["stats"]["accepted_by_position"]
-        full_accepts += int(
-            by_position[-1].split("/")[0] if isinstance(by_position[-1], str) else 1
-        )
-        rejections += drafted["stats"]["drafts_sent"] - drafted["stats"]["drafts_accepted"]
+        full_accepts += n_full_accepts(drafted["stats"])
     assert full_accepts
-    assert rejections
 
 
 def test_json_holds_what_the_documentation_lists(system):
@@ -144,9 +135,24 @@ def test_file_not_found_is_one_line_with_exit_2(system, tmp_path):
 
 
 def test_parameter_that_is_not_honoured_is_refused_by_name(system):
-    """A silently ignored temperature would be a lie."""
-    done = system.generate("--temperature", "0.7", prompt="x", check=False)
+    """A silently ignored parameter would be a lie."""
+    done = system.generate("--acceptance", "typical", prompt="x", check=False)
 
     assert done.returncode == 2
-    assert "temperature" in done.stderr
-    assert "0.7" in done.stderr
+    assert "acceptance" in done.stderr
+    assert "typical" in done.stderr
+
+
+def test_sampled_text_depends_on_the_seed_alone(fixed_width):
+    """Keyed noise: the same seed gives the same text, drafted or not; another seed another."""
+    path = prompt_files()[0]
+    asked = ("--ignore-eos", "--temperature", "0.8", "--top-p", "0.95", "--seed")
+
+    drafted = fixed_width.generate(*asked, "7", file=path, max_tokens=64)
+    plain = fixed_width.generate(*asked, "7", "--no-draft", file=path, max_tokens=64)
+    other = fixed_width.generate(*asked, "8", file=path, max_tokens=64)
+
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["token_ids"] != other["token_ids"]
+    assert drafted["seed"] == 7
+    assert 0 < drafted["stats"]["drafts_accepted"] < drafted["stats"]["drafts_sent"]

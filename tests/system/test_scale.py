@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from support.running import ROOT, head_of, prompt_files, running, wait_until
+from support.running import ROOT, prompt_files, prompt_of, running, wait_until
 
 from common.sdk import Client
 
@@ -29,8 +29,8 @@ def ask_at_once(system, n_requests, max_tokens=80):
 
     def ask(index):
         with Client(run_dir=system.run_dir, timeout_s=90) as client:
-            prompt = head_of(prompt_files()[index % len(prompt_files())], 600)
-            done[index] = client.generate(prompt, max_tokens=max_tokens)
+            prompt = prompt_of(prompt_files()[index % len(prompt_files())])
+            done[index] = client.generate(prompt, max_tokens=max_tokens, ignore_eos=True)
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(n_requests)]
     for thread in threads:
