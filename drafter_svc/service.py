@@ -202,12 +202,12 @@ class DrafterService:
             self._fail(order.key, "fault")
             return
         ms = (time.perf_counter() - start) * 1e3
-        if not self._send(seat.target, Block(order.key, block.draft_ids, block.confidences)):
-            self._fail(order.key, "fault")
-            self._lose(order.key.session, "block could not be sent")
-            return
+        # The coordinator first: what it decides travels while the block does. Should the block not
+        # leave, the target waits for it until its deadline and runs one row.
         self._counters["drafts"] += 1
         self._send(CONTROL, Drafted(order.key, block.confidences, ms))
+        if not self._send(seat.target, Block(order.key, block.draft_ids, block.confidences)):
+            self._lose(order.key.session, "block could not be sent")
 
     def _fail(self, key: RoundKey, reason: str) -> None:
         self._counters["failed_" + reason] += 1

@@ -142,6 +142,7 @@ def running(*arguments, **environ):
     system = System(**environ)
     try:
         yield system.start(*arguments)
+        sys.stderr.write(system.logs())  # shown with a test that failed
     except BaseException:
         sys.stderr.write(system.logs())
         for process in system.processes():

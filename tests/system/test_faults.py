@@ -58,20 +58,20 @@ def test_killed_drafter_costs_time_and_no_output_and_comes_back(system):
 
 
 def test_stopped_drafter_is_waited_for_only_until_the_deadline(system):
-    """SIGSTOP: the connection stays, nothing answers."""
-    prompt = prompt_of(prompt_files()[1])
-    undisturbed, _ = stream_and(system, None, prompt, 0, max_tokens=120)
+    """SIGSTOP: the connection stays, nothing answers; the text goes on plain."""
+    prompt = prompt_of(prompt_files()[3])
+    undisturbed, _ = stream_and(system, None, prompt, 0, max_tokens=400)
     pid = system.worker("drafter.1")["pid"]
     try:
         stopped, stats = stream_and(
-            system, lambda: os.kill(pid, signal.SIGSTOP), prompt, 10, max_tokens=120
+            system, lambda: os.kill(pid, signal.SIGSTOP), prompt, 1, max_tokens=400
         )
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
     assert stopped == undisturbed or stats["near_ties"] > 0
-    assert stats["plain_rounds"] > 0
+    assert stats["plain_reasons"].get("no_draft_came", 0) > 0
 
 
 def test_killed_target_is_a_typed_error_and_comes_back(system):
@@ -96,12 +96,12 @@ def test_killed_target_is_a_typed_error_and_comes_back(system):
 
 def test_four_requests_at_once_each_get_the_result_they_have_alone(system):
     """Interleaved rounds share the model, never the state."""
-    prompts = [prompt_of(path) for path in prompt_files()[:4]]
-    alone = [stream_and(system, None, prompt, 0, max_tokens=60) for prompt in prompts]
+    prompts = [prompt_of(path) for path in prompt_files()[2:6]]
+    alone = [stream_and(system, None, prompt, 0, max_tokens=100) for prompt in prompts]
     together = [None] * 4
 
     def ask(index):
-        together[index] = stream_and(system, None, prompts[index], 0, max_tokens=60)
+        together[index] = stream_and(system, None, prompts[index], 0, max_tokens=100)
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
     for thread in threads:
@@ -111,7 +111,7 @@ def test_four_requests_at_once_each_get_the_result_they_have_alone(system):
 
     for (ids, stats), (ids_alone, _) in zip(together, alone, strict=True):
         assert ids == ids_alone or stats["near_ties"] > 0
-        assert stats["drafts_accepted"] > 0
+    assert sum(stats["drafts_accepted"] for _, stats in together) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
