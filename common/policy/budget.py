@@ -7,6 +7,10 @@ A window that starts behind a lucky stretch must keep the promise too, so what c
 sum over any last 1..63 rounds, and wins before it do not pay for losses after it. Rounds that a
 young request has not had yet count as plain ones. A window's tokens are at least its rounds, so
 64 plain rounds are the smallest time it can be measured against.
+
+While drafting is in credit, having won more over the last rounds than the promise lets it lose, a
+win clears what was lost before it: a row of losses can then still not exceed the promise, but a
+few unlucky rounds among many lucky ones do not keep drafts out for 64 rounds.
 """
 
 from typing import Final
@@ -23,6 +27,7 @@ class LossBudget:
 
     def __init__(self) -> None:
         self._losses_ms = np.zeros(WINDOW_ROUNDS - 1, np.float32)  # oldest first
+        self._streak_ms = np.float32(0)  # lost since the last win
 
     @property
     def worst_ms(self) -> float:
@@ -38,10 +43,24 @@ class LossBudget:
         """
         self._losses_ms[:-1] = self._losses_ms[1:]
         self._losses_ms[-1] = np.float32(loss_ms)
+        if loss_ms < 0:
+            self._streak_ms = np.float32(0)
+        else:
+            self._streak_ms += np.float32(loss_ms)
 
-    def left_ms(self, plain_ms: float) -> float:
-        """What the next drafted round may lose, in ms; 0 while drafting is to be postponed."""
-        worst = np.float32(self.worst_ms)
+    def is_in_credit(self, plain_ms: float) -> bool:
+        """Whether drafting won more over the last rounds than it may lose in as many."""
+        window_ms = np.float32(WINDOW_ROUNDS) * np.float32(plain_ms)
+        return bool(self._losses_ms.sum() <= -POSTPONE_SHARE * window_ms)
+
+    def left_ms(self, plain_ms: float, *, is_in_credit: bool = False) -> float:
+        """What the next drafted round may lose, in ms; 0 while drafting is to be postponed.
+
+        Args:
+            plain_ms: of one plain round.
+            is_in_credit: of this budget, or of the one that all requests share.
+        """
+        worst = self._streak_ms if is_in_credit else np.float32(self.worst_ms)
         window_ms = np.float32(WINDOW_ROUNDS) * np.float32(plain_ms)
         if worst > POSTPONE_SHARE * window_ms:
             return 0.0

@@ -213,14 +213,24 @@ class Adaptive:
         the run; it postpones probes only, so that every request gets to show what it is worth.
         """
         ladder = self._costs.ladder
-        narrow_ms = self._costs.draft_ms + ladder.ms(2) - ladder.plain_ms
-        budgets = [self._budget, self._costs.budget] if self._is_returning else [self._budget]
-        return all(budget.left_ms(ladder.plain_ms) >= max(narrow_ms, 1e-6) for budget in budgets)
+        narrow_ms = max(self._costs.draft_ms + ladder.ms(2) - ladder.plain_ms, 1e-6)
+        if self._left_ms() < narrow_ms:
+            return False
+        is_probe = self._is_returning and not self._is_in_credit()
+        return not is_probe or self._costs.budget.left_ms(ladder.plain_ms) >= narrow_ms
+
+    def _is_in_credit(self) -> bool:
+        plain_ms = self._costs.ladder.plain_ms
+        return any(b.is_in_credit(plain_ms) for b in (self._budget, self._costs.budget))
+
+    def _left_ms(self) -> float:
+        plain_ms = self._costs.ladder.plain_ms
+        return self._budget.left_ms(plain_ms, is_in_credit=self._is_in_credit())
 
     def _affordable_rows(self, rows: int, spent_ms: float) -> int:
         """At most `rows`, and no more than may all be lost after `spent_ms`."""
         ladder = self._costs.ladder
-        left_ms = self._budget.left_ms(ladder.plain_ms) - spent_ms + ladder.plain_ms
+        left_ms = self._left_ms() - spent_ms + ladder.plain_ms
         while rows > 1 and ladder.ms(rows) > left_ms:
             rows -= 1
         return rows

@@ -32,3 +32,26 @@ def test_no_draft_starts_above_four_per_cent():
     """4 % of 64 plain rounds of 10 ms are 25.6 ms."""
     assert budget_of(25.0).left_ms(10.0) > 0
     assert budget_of(26.0).left_ms(10.0) == 0.0
+
+
+def test_in_credit_a_win_clears_the_slate():
+    """Unlucky rounds among many lucky ones must not keep drafts out for 64 rounds."""
+    budget = budget_of(*[-20.0] * 10, 12.0, -1.0, 12.0)
+
+    assert budget.is_in_credit(10.0)
+    assert budget.left_ms(10.0) == pytest.approx(0.046 * 640 - 23.0)
+    assert budget.left_ms(10.0, is_in_credit=True) == pytest.approx(0.046 * 640 - 12.0)
+
+
+def test_a_row_of_losses_stops_drafting_in_credit_too():
+    """A drafter that turns hostile gets no more than the promise."""
+    budget = budget_of(*[-50.0] * 40, 13.0, 13.0)
+
+    assert budget.is_in_credit(10.0)
+    assert budget.left_ms(10.0, is_in_credit=True) == 0.0
+
+
+def test_a_young_request_is_not_in_credit():
+    """Nothing was won yet."""
+    assert not budget_of().is_in_credit(10.0)
+    assert not budget_of(5.0, -1.0).is_in_credit(10.0)
