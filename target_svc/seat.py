@@ -139,7 +139,9 @@ class Seat:
         return None
 
     def wait_for_block(self, order: Verify, now: float) -> None:
-        """Hold `order` until its block comes or its deadline passes."""
+        """Hold `order` until its block comes or its deadline passes; a repeat changes nothing."""
+        if self.waiting is not None and self.waiting.order == order:
+            return
         self.waiting = BlockWait(order, now, now + order.block_deadline_ms / 1e3)
 
     def waited_ms(self, now: float) -> float:

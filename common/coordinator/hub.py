@@ -161,6 +161,7 @@ class Coordinator:
         if role is None:
             if not isinstance(message, Bye):
                 text = f"{type(message).__name__} before Hello; say Hello first"
+                logger.debug("%s: %s", peer, text)
                 self._send(peer, Reject(NotReady.code, text))
             return
         if key_role is not None and key_role != role:

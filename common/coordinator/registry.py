@@ -28,6 +28,7 @@ MAX_QUARANTINE_S: Final = 30.0
 DRAFT_TIMES: Final = 64  # that p95 is taken from
 PAST_S: Final = 0.001  # a clock is over its limit only after it, not at it
 DEADLINE_FACTOR: Final = 3.0  # draft deadline over p95
+MAX_DRAFT_DEADLINE_S: Final = 0.8  # a stopped or lying drafter may not make a round wait longer
 
 
 @dataclass(slots=True)
@@ -187,12 +188,13 @@ class Registry:
     # ------------------------------------------------------------------ drafters' record
 
     def draft_deadline_s(self, drafter: Worker | None) -> float:
-        """Three times p95 of its draft times, and at least the configured time."""
+        """Three times p95 of its draft times, at least the configured time, and bounded."""
         if drafter is None or not drafter.draft_ms:
             return self._draft_deadline_s
         ordered = sorted(drafter.draft_ms)
         p95_ms = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-        return max(DEADLINE_FACTOR * p95_ms / 1e3, self._draft_deadline_s)
+        wanted_s = max(DEADLINE_FACTOR * p95_ms / 1e3, self._draft_deadline_s)
+        return min(wanted_s, max(MAX_DRAFT_DEADLINE_S, self._draft_deadline_s))
 
     def draft_took(self, drafter: Worker, ms: float, *, is_in_time: bool) -> None:
         """Record a draft; one that came too late still says how long drafts take."""

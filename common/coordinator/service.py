@@ -53,6 +53,7 @@ class Service:
         self._is_ended = asyncio.Event()
         self._reason = ""
         self._end_by: float | None = None
+        self._fault: Exception | None = None
         self._parent_pid = os.getppid()
 
     async def run(self) -> None:
@@ -70,6 +71,8 @@ class Service:
             self._look()
             await self._is_ended.wait()
             await self._say_goodbye()
+            if self._fault is not None:
+                raise self._fault
             if reader.done():
                 reader.result()
         finally:
@@ -164,7 +167,15 @@ class Service:
         self._timer = None if due is None else self._loop.call_at(due, self._on_time)
 
     def _on_time(self) -> None:
-        self._send_all(self._hub.tick(self._loop.time()))
+        """Judge silence, but hear first what came while this process was not scheduled."""
+        try:
+            for received in self._router.take_waiting():
+                self._take(received)
+            self._send_all(self._hub.tick(self._loop.time()))
+        except Exception as fault:  # noqa: BLE001  # else it passes unseen; it ends the process
+            self._fault = fault
+            self._reason = "fault"
+            self._is_ended.set()
 
     async def _say_goodbye(self) -> None:
         logger.info("ending: %s", self._reason)

@@ -21,6 +21,7 @@ from common.wire.messages import (
     Drained,
     Failed,
     Message,
+    Reject,
     Status,
     StatusRequest,
     WorkerExited,
@@ -121,7 +122,7 @@ class AdminLink:
                     self._answer(message.request, message)
                 case Drained() | Failed():
                     self._answer(message.name, message)
-                case Bye():
+                case Bye() | Reject():
                     break
                 case _:
                     pass

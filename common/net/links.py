@@ -13,7 +13,6 @@ through the monitor, of each closed connection. A killed peer shows within about
 """
 
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -142,36 +141,45 @@ class RouterLink:
         self.gate = Gate(self.socket)
         self._allowed = allowed
         self._id_by_fd: dict[int, bytes] = {}
-        self._closed_before_told: Counter[int] = Counter()  # descriptors seen again meanwhile
 
     def read(self) -> list[Received]:
-        """Everything that came, in order, then who is gone; never blocks."""
+        """Everything that came, in order, then who is gone; never blocks.
+
+        A descriptor is given again soon after it was closed, so the end of an older connection may
+        be told after the first message of the next one. Of a descriptor whose peer spoke for the
+        first time in this look only the last event counts: its own acceptance stands behind every
+        older end.
+        """
         found: list[Received] = []
+        fresh: set[int] = set()
         while len(found) < MAX_BATCH and (frames := self.gate.recv()):
-            self._read_one(frames, found)
+            self._read_one(frames, found, fresh)
+        last_event: dict[int, int] = {}
         for event, fd in self.monitor.events():
+            if fd in fresh:
+                last_event[fd] = event
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._lose(fd, found)
+        for fd, event in last_event.items():
             if event == zmq.EVENT_DISCONNECTED:
                 self._lose(fd, found)
         return found
 
-    def _read_one(self, frames: list[zmq.Frame], found: list[Received]) -> None:
+    def _read_one(self, frames: list[zmq.Frame], found: list[Received], fresh: set[int]) -> None:
         peer, last = frames[0].bytes, frames[-1]
         fd = int(last.get(zmq.SRCFD))
         former = self._id_by_fd.get(fd)
         if former != peer:
             if former is not None:  # the descriptor was closed and given again
-                self._closed_before_told[fd] += 1
                 found.append(Received(former, Lost(), ""))
             self._id_by_fd[fd] = peer
+            fresh.add(fd)
         role = ""
         if self.is_keyed and self._allowed is not None:
             role = self._allowed.role_of(str(last.get("User-Id")))
         found.append(Received(peer, _unpack(frames[1:]), role))
 
     def _lose(self, fd: int, found: list[Received]) -> None:
-        if self._closed_before_told[fd] > 0:
-            self._closed_before_told[fd] -= 1
-            return
         peer = self._id_by_fd.pop(fd, None)
         if peer is not None:
             found.append(Received(peer, Lost(), ""))

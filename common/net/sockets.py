@@ -47,7 +47,8 @@ _DEALER_OPTIONS: Final[dict[int, int]] = {
 EVENTS: Final = int(zmq.EVENTS)
 READABLE: Final = int(zmq.POLLIN)  # plain ints: the enums' own arithmetic costs 10 us a look
 WATCHED: Final = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

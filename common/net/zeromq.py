@@ -76,6 +76,15 @@ class AsyncRouter:
                 await self._has_some.wait()
         return self._waiting.popleft()
 
+    def take_waiting(self) -> list[Received]:
+        """Everything that has come by now; for a look at the clock that must not be unfair."""
+        taken: list[Received] = []
+        self._look()
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+            self._look()
+        return taken
+
     def send(self, peer: bytes, message: Message) -> bool:
         """Send at once, or not at all; False: the peer is gone or at its mark.
 

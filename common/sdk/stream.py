@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from common.errors import DeadlineExceeded, PeerSilent, WireError, from_wire
+from common.errors import DeadlineExceeded, PeerLost, PeerSilent, WireError, from_wire
 from common.wire.messages import (
     Accepted,
     Done,
     Failed,
     Message,
     PrefillProgress,
+    Reject,
     Status,
     Tokens,
 )
@@ -166,6 +167,12 @@ class StreamState:
             case Failed(name=self.request):
                 self.is_over = True
                 raise from_wire(message.code, message.message, retry_after_s=message.retry_after_s)
+            case Reject():
+                # Heard, but not known: nothing more comes on this connection, and it is not reused.
+                raise PeerLost(
+                    f"coordinator: it no longer knows this connection ({message.message}); "
+                    "send the request again"
+                )
             case _:
                 return None
 

@@ -124,3 +124,11 @@ def test_worker_of_another_model_changes_nothing():
     with pytest.raises(ModelMismatch, match=r"target\.1"):
         enter(entries, "drafter.1", card=replace(CARD, fc_hash="other"))
     assert [worker.name for worker in entries] == ["target.1"]
+
+
+def test_draft_deadline_is_bounded_whatever_a_drafter_says():
+    """A drafter that was stopped, or lies about its time, must not hold a round for minutes."""
+    entries = registry()
+    drafter = enter(entries, "drafter.1")
+    entries.draft_took(drafter, 1e6, is_in_time=False)
+    assert entries.draft_deadline_s(drafter) <= 0.8

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from common.errors import Busy, DeadlineExceeded, PeerSilent, WireError
+from common.errors import Busy, DeadlineExceeded, PeerLost, PeerSilent, WireError
 from common.sdk.stream import ASK_AFTER_S, LOST_AFTER_S, ProgressEvent, StreamState, TokenEvent
-from common.wire.messages import Accepted, Done, Failed, PrefillProgress, Status, Tokens
+from common.wire.messages import Accepted, Done, Failed, PrefillProgress, Reject, Status, Tokens
 
 
 def state(timeout_s=None):
@@ -138,3 +138,13 @@ def test_a_passed_deadline_raises_even_without_an_answer():
     assert stream.next_deadline() == 3.5
     with pytest.raises(DeadlineExceeded, match=r"1\.5 s"):
         stream.on_time(3.5)
+
+
+def test_a_coordinator_that_does_not_know_the_connection_ends_the_request():
+    """Any answer counts as a sign of life; a refusal taken for one would be waited on for ever."""
+    stream = state()
+
+    with pytest.raises(PeerLost, match="send the request again"):
+        stream.on_message(Reject("not_ready", "Submit before Hello; say Hello first"), 1.0)
+
+    assert not stream.is_over  # so that the connection is dropped, not kept for the next request
