@@ -20,7 +20,7 @@ from common.coordinator.hub import Coordinator, Outgoing
 from common.errors import WireError
 from common.net.auth import load_keys
 from common.net.links import Lost, Received
-from common.net.startup import CONTROL_SOCKET
+from common.net.transport import CONTROL_SOCKET
 from common.net.zeromq import AsyncRouter
 from common.wire.messages import Message
 

@@ -22,9 +22,9 @@ from common.launcher.plan import ROLES, TARGET, check_models, plan
 from common.launcher.rundir import RunDir, claim
 from common.launcher.status import Row
 from common.launcher.supervisor import Supervisor
-from common.net.transport import Endpoint
+from common.net.transport import CONTROL_SOCKET, Endpoint
 from common.net.zeromq import AsyncRouter
-from common.sdk.locate import CONTROL_SOCKET, LAUNCHER_SOCKET, Address, ipc, run_dir_of
+from common.sdk.locate import LAUNCHER_SOCKET, Address, ipc, run_dir_of
 
 T = TypeVar("T")
 OnRows = Callable[[list[Row], Mapping[str, Any]], None]

@@ -1,6 +1,6 @@
 """How a worker process gets from its command line to a connected shell.
 
-Owns the names of the sockets in a run folder, the choice between ipc and tcp, and the first Hello.
+Owns the choice between ipc and tcp, the target's data socket, and the first Hello.
 Does not know models or actors. A worker says hello before it loads anything, so that loading can be
 watched; it says hello again with its model card, and then Ready.
 """
@@ -10,21 +10,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from common import log
 from common.config import Config, load_resolved
 from common.errors import ConfigError, DFlashError
 from common.net.auth import Keys, load_keys, server_key
-from common.net.transport import Endpoint
+from common.net.transport import CONTROL_SOCKET, Endpoint
 from common.net.worker import WorkerShell
 from common.wire.messages import Hello, ModelCard, Progress
-from common.wire.version import MAJOR, MINOR
+from common.wire.version import MAJOR, MINOR, build
 
 logger = logging.getLogger(__name__)
-
-CONTROL_SOCKET: Final = "control.sock"  # the coordinator's
-BUILD: Final = "0.1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ class Worker:
 
     def _hello(self) -> Hello:
         process = self.process
-        return Hello(process.role, process.name, MAJOR, MINOR, BUILD, os.getpid(), self.card)
+        return Hello(process.role, process.name, MAJOR, MINOR, build(), os.getpid(), self.card)
 
 
 def run_worker(role: str, run_dir: Path, name: str, serve: Callable[[Worker], int]) -> int:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from common.wire.messages import Message, Scalar
 
+CONTROL_SOCKET: Final = "control.sock"  # the coordinator's, in the run folder
 CONTROL_LINK: Final = "control"  # the coordinator, seen from a worker
 DATA_LINK: Final = "data"  # drafters, seen from a target
 

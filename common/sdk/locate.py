@@ -14,9 +14,8 @@ from typing import Final
 from common.config import Config, environment, load
 from common.errors import ConfigError, PeerLost
 from common.net.auth import Keys, load_keys, server_key
-from common.net.transport import Endpoint
+from common.net.transport import CONTROL_SOCKET, Endpoint
 
-CONTROL_SOCKET: Final = "control.sock"  # the coordinator's
 LAUNCHER_SOCKET: Final = "launcher.sock"
 MAX_NAME_CHARS: Final = 40
 

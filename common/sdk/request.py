@@ -8,7 +8,6 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from common.errors import AuthRefused, BadRequest, DFlashError, VersionMismatch,
 from common.sampling import SamplingParams, draw_seed
 from common.wire.messages import Hello, Message, Reject, Sampling, Submit, Welcome
 from common.wire.tensors import Tensor
-from common.wire.version import MAJOR, MINOR
+from common.wire.version import MAJOR, MINOR, build
 
 HELLO_S: Final = 5.0  # from Hello to Welcome
 MAX_PROMPT_BYTES: Final = 32 * 1024 * 1024  # half of what one tensor may hold
@@ -96,7 +95,7 @@ def client_hello(role: str = "client", name: str = "") -> Hello:
     """The first message of a client or administrator."""
     pid = os.getpid()
     return Hello(
-        role=role, name=name or f"{role}.{pid}", major=MAJOR, minor=MINOR, build=_build(), pid=pid
+        role=role, name=name or f"{role}.{pid}", major=MAJOR, minor=MINOR, build=build(), pid=pid
     )
 
 
@@ -138,10 +137,3 @@ def _prompt_tensor(prompt: str | None, prompt_ids: Sequence[int] | None) -> Tens
     if any(not 0 <= token < 2**31 for token in ids):
         raise BadRequest("prompt_ids: every id must lie in 0..2147483647")
     return Tensor("int32", (len(ids),), np.asarray(ids, dtype="<i4").tobytes())
-
-
-def _build() -> str:
-    try:
-        return metadata.version("dflash-up")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "source"

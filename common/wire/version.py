@@ -1,10 +1,11 @@
 """Which peers understand each other, and which models fit each other.
 
-Owns the protocol's version numbers and the comparison of model cards. Does not know messages'
-bytes or who is connected.
+Owns the protocol's version numbers, the release's name and the comparison of model cards. Does not
+know messages' bytes or who is connected.
 """
 
 from dataclasses import fields
+from importlib import metadata
 from typing import Final
 
 from common.errors import VersionMismatch
@@ -15,6 +16,14 @@ MINOR: Final = 0  # rises when fields (with defaults, at the end) or types are a
 
 # What may differ between a drafter and its target: what each is, and how much it can hold.
 _OWN_BUSINESS: Final = frozenset({"model_type", "context_len", "window"})
+
+
+def build() -> str:
+    """The installed release, for people; "source" in a checkout that is not installed."""
+    try:
+        return metadata.version("dflash-up")
+    except metadata.PackageNotFoundError:
+        return "source"
 
 
 def compatible(major: int) -> bool:
