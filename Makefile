@@ -42,7 +42,7 @@ bench: $(BIN)/.run-ready  ## Compare direct, plain, fixed and adaptive over the 
 goldens:  ## Make the golden files again from the reference implementations (needs the reference extra)
 	@test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
 	@.venv-reference/bin/python -m pip install -q -e '.[reference,test]'
-	@for script in tests/golden/make_*.py; do echo "== $$script"; .venv-reference/bin/python $$script; done
+	@for script in tests/golden/make_*.py; do echo "== $$script"; PYTHONPATH=.:tests .venv-reference/bin/python $$script; done
 
 clean:  ## Remove virtual environments and caches
 	@rm -rf $(VENV) .venv-reference .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
