@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.errors import DFlashError
-from common.net.transport import CONTROL_LINK, Peer, Send
+from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import (
     Attach,
     Block,
@@ -37,8 +37,6 @@ from drafter_svc.drafter import Drafter
 from drafter_svc.frames import rows_of
 
 logger = logging.getLogger(__name__)
-
-CONTROL = Peer(CONTROL_LINK)
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class DrafterService:
 
     def on_lost(self, peer: Peer, now: float) -> None:
         """Drop the sessions of a lost connection; without the coordinator, all of them."""
-        if peer == CONTROL:
+        if peer == CONTROL_PEER:
             self._seats.clear()
             return
         for name, seat in list(self._seats.items()):
@@ -142,7 +140,7 @@ class DrafterService:
         seat = self._seats.pop(name)
         if seat.held is not None:
             self._fail(seat.held.key, "unknown_session")
-        self._send(CONTROL, LinkLost(name, seat.attach.ticket, reason))
+        self._send(CONTROL_PEER, LinkLost(name, seat.attach.ticket, reason))
 
     # ------------------------------------------------------------------ features
 
@@ -205,13 +203,13 @@ class DrafterService:
         # The coordinator first: what it decides travels while the block does. Should the block not
         # leave, the target waits for it until its deadline and runs one row.
         self._counters["drafts"] += 1
-        self._send(CONTROL, Drafted(order.key, block.confidences, ms))
+        self._send(CONTROL_PEER, Drafted(order.key, block.confidences, ms))
         if not self._send(seat.target, Block(order.key, block.draft_ids, block.confidences)):
             self._lose(order.key.session, "block could not be sent")
 
     def _fail(self, key: RoundKey, reason: str) -> None:
         self._counters["failed_" + reason] += 1
-        self._send(CONTROL, DraftFailed(key, reason))
+        self._send(CONTROL_PEER, DraftFailed(key, reason))
 
     def _drop(self, what: str) -> None:
         self._counters[what] += 1

@@ -11,12 +11,10 @@ from collections import Counter
 
 import mlx.core as mx
 
-from common.net.transport import CONTROL_LINK, Peer, Send
+from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import Features, Link, LinkLost, LinkRefused, Renew, Resync
 from target_svc.frames import rows_tensor
 from target_svc.seat import Seat
-
-CONTROL = Peer(CONTROL_LINK)
 
 
 class FeatureLinks:
@@ -70,7 +68,7 @@ class FeatureLinks:
             return
         seat.link = None
         self._counters["links_lost"] += 1
-        self._send(CONTROL, LinkLost(seat.name, seat.ticket, reason))
+        self._send(CONTROL_PEER, LinkLost(seat.name, seat.ticket, reason))
 
     def _catch_up(self, seat: Seat) -> None:
         stored = seat.session.feature_rows(seat.sent_pos)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from common.errors import BadRequest, Busy, DFlashError, TooLong
-from common.net.transport import Peer, Send
+from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import (
     Block,
     Close,
@@ -34,7 +34,7 @@ from common.wire.messages import (
 from common.wire.tensors import Tensor, from_ids, to_text
 from target_svc.engine import Engine
 from target_svc.frames import ids_of
-from target_svc.links import CONTROL, FeatureLinks
+from target_svc.links import FeatureLinks
 from target_svc.prefill import PrefillStep
 from target_svc.seat import Seat
 from target_svc.text import Detokenizer
@@ -84,7 +84,7 @@ class TargetService:
 
     def on_lost(self, peer: Peer, now: float) -> None:
         """A connection is gone: without the coordinator every session ends, else its link does."""
-        if peer == CONTROL:
+        if peer == CONTROL_PEER:
             for name in list(self._seats):
                 self._close(name)
             return
@@ -124,7 +124,7 @@ class TargetService:
         if known is not None:
             # The coordinator asks again when an answer was lost: it gets the same ones.
             for answer in known.answers:
-                self._send(CONTROL, answer)
+                self._send(CONTROL_PEER, answer)
             return
         if len(self._seats) >= self._capacity:
             raise Busy(f"target holds {self._capacity} sessions, its capacity; try again later")
@@ -151,7 +151,7 @@ class TargetService:
 
     def _answer(self, seat: Seat, answer: Opened | Prefilled) -> None:
         seat.answers.append(answer)
-        self._send(CONTROL, answer)
+        self._send(CONTROL_PEER, answer)
 
     def _prompt_ids(self, prompt: Tensor) -> list[int]:
         """Token ids of a prompt; an empty one becomes the separator that starts a document."""
@@ -174,7 +174,7 @@ class TargetService:
         start = time.perf_counter()
         step = next(seat.steps)
         self._links.push(seat, step.first_pos, step.features)
-        self._send(CONTROL, PrefillProgress(seat.name, step.done, step.total))
+        self._send(CONTROL_PEER, PrefillProgress(seat.name, step.done, step.total))
         if step.anchor_id is None:
             self._prefilling.append(seat)
             return
@@ -212,7 +212,7 @@ class TargetService:
             logger.warning("session %s failed: %s", name, fault)
             self._close(name)
             retry_after_s = fault.retry_after_s if isinstance(fault, Busy) else 0.0
-            self._send(CONTROL, Failed(name, fault.code, fault.message, retry_after_s))
+            self._send(CONTROL_PEER, Failed(name, fault.code, fault.message, retry_after_s))
 
     # ------------------------------------------------------------------ rounds
 
@@ -223,7 +223,7 @@ class TargetService:
             raise BadRequest(f"session {order.key.session!r} is not open at this target")
         stored = seat.stored_verdict(order.key)
         if stored is not None:
-            self._send(CONTROL, stored)
+            self._send(CONTROL_PEER, stored)
             return
         if not seat.expects(order.key) or seat in self._prefilling:
             self._drop("stale_verify")
@@ -265,7 +265,7 @@ class TargetService:
         )
         seat.finish_round(verdict)
         self._counters["verifies"] += 1
-        self._send(CONTROL, verdict)
+        self._send(CONTROL_PEER, verdict)
         if not emission.finish:
             self._links.push(seat, result.first_pos, result.features)
 

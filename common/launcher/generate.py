@@ -15,10 +15,11 @@ from common.config import Resolved, environment
 from common.errors import BadRequest, ConfigError
 from common.launcher.launch import OnRows, ignore_rows, private, with_systems
 from common.launcher.view import StartupView, summary, wants_colour, write_tokens
+from common.net.sockets import is_listening
 from common.net.transport import CONTROL_SOCKET
 from common.sdk import Client, Completion, EndEvent, TokenEvent
 from common.sdk.client import Options
-from common.sdk.locate import is_listening, run_dir_of
+from common.sdk.locate import run_dir_of
 from common.sdk.request import make_request
 
 INTERRUPTED: int = 130

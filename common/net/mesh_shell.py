@@ -5,7 +5,7 @@ Unlike `WorkerShell` it does not say Hello or send heartbeats by itself: the tes
 """
 
 from common.net.inproc import Mesh
-from common.net.transport import CONTROL_LINK, DATA_LINK, Actor, Peer
+from common.net.transport import CONTROL_LINK, CONTROL_PEER, DATA_LINK, Actor, Peer
 from common.wire.messages import Message
 
 
@@ -52,7 +52,7 @@ class MeshShell:
         self._open_control(self._actor)
 
     def _open_control(self, actor: Actor) -> None:
-        control = Peer(CONTROL_LINK)
+        control = CONTROL_PEER
         self.node = f"{self._name}#{self._mesh.next_number()}"
         self._mesh.add(
             self.node,
@@ -76,7 +76,7 @@ class MeshShell:
 
     def report(self, message: Message) -> bool:
         """Send to the coordinator: Hello, Progress, Ready."""
-        return self.send(Peer(CONTROL_LINK), message)
+        return self.send(CONTROL_PEER, message)
 
     def dial(self, endpoint: str, server_key: str) -> Peer:
         """Open, or reuse, a data link; a dead endpoint shows as an immediate loss."""

@@ -17,7 +17,7 @@ import psutil
 from common.errors import BY_CODE, KeyFault
 from common.net.handover import Handover, Stop
 from common.net.links import Connected, DealerLink, Event, Lost
-from common.net.transport import CONTROL_LINK, Peer
+from common.net.transport import CONTROL_PEER
 from common.wire.codec import Frame
 from common.wire.messages import Bye, Heartbeat, Hello, Message, Ready, Reject, Scalar, Welcome
 
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS: Final = 500  # how long a goodbye may take
 RETRY_S: Final = 0.2  # before another Hello after a Reject, so that two sides never spin
-CONTROL_PEER: Final = Peer(CONTROL_LINK)
 
 Beat = Callable[[], tuple[str, int, float, Mapping[str, Scalar]]]  # state, sessions, age s, counts
 

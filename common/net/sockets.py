@@ -189,13 +189,18 @@ def _check_bind(address: str, keys: Keys | None, *, is_insecure: bool) -> None:
 
 def _refuse_taken_path(path: Path) -> None:
     """ZeroMQ unlinks whatever is at the path, also a socket that somebody listens on."""
-    probe = system_socket.socket(system_socket.AF_UNIX)
-    with probe:
+    if is_listening(path):
+        raise AddressInUse(f"ipc://{path}: expected a free path, got one that somebody listens on")
+
+
+def is_listening(path: Path) -> bool:
+    """Whether somebody serves a socket file; one that a killed process left does not count."""
+    with system_socket.socket(system_socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except OSError:
-            return
-    raise AddressInUse(f"ipc://{path}: expected a free path, got one that somebody listens on")
+            return False
+    return True
 
 
 def _open(context: Context, kind: int, hwm: int, options: dict[int, int], address: str) -> Socket:

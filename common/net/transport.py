@@ -31,6 +31,9 @@ class Peer:
     id: bytes = b""  # routing id on ROUTER links, b"" on DEALER links
 
 
+CONTROL_PEER: Final = Peer(CONTROL_LINK)
+
+
 class Send(Protocol):
     """How an actor sends; given to it by its shell or mesh."""
 

@@ -19,8 +19,7 @@ from typing import Final, Self
 from common.net.auth import Keys
 from common.net.handover import Handover, Inward, Stop
 from common.net.links import Lost
-from common.net.registration import CONTROL_PEER
-from common.net.transport import Actor, Endpoint, Peer
+from common.net.transport import CONTROL_PEER, Actor, Endpoint, Peer
 from common.net.worker_io import WorkerIO
 from common.wire.codec import pack
 from common.wire.messages import Drain, Hello, Message, Scalar

@@ -26,9 +26,9 @@ from common.errors import WireError
 from common.net.auth import AllowList, Authenticator, Keys
 from common.net.handover import Handover, Stop
 from common.net.links import MAX_BATCH, Connected, DealerLink, Event, Lost, RouterLink
-from common.net.registration import CONTROL_PEER, LAST_WORDS_MS, Beat, Registration
+from common.net.registration import LAST_WORDS_MS, Beat, Registration
 from common.net.sockets import HWM, Context
-from common.net.transport import CONTROL_LINK, DATA_LINK, Endpoint, Peer
+from common.net.transport import CONTROL_LINK, CONTROL_PEER, DATA_LINK, Endpoint, Peer
 from common.wire.codec import Frame
 from common.wire.messages import Hello
 from common.wire.roles import CONTROL, COORDINATOR, DATA, DRAFTER, TARGET, may_send

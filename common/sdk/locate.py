@@ -4,7 +4,6 @@ Owns the names of a run folder and the choice of endpoint and keys. Does not kno
 """
 
 import os
-import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Final
 from common.config import Config, environment, load
 from common.errors import ConfigError, PeerLost
 from common.net.auth import Keys, load_keys, server_key
+from common.net.sockets import is_listening
 from common.net.transport import CONTROL_SOCKET, Endpoint
 
 LAUNCHER_SOCKET: Final = "launcher.sock"
@@ -83,16 +83,6 @@ def locate(
         )
     keys = load_keys(config.keys.folder, config.keys.name or role)
     return Address(Endpoint(config.net.control, server_key(config.keys.folder)), keys)
-
-
-def is_listening(path: Path) -> bool:
-    """Whether somebody serves a socket file; one that a killed process left does not count."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def ipc(path: Path) -> str:
