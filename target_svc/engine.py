@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from common.errors import BadRequest, EngineError, TooLong, Unsupported
 from common.wire import messages
 from target_svc.distribution import Sampling
-from target_svc.models.qwen4_exp import Model
+from target_svc.models.family import Model
 from target_svc.prefill import PrefillStep, check_ids, prefill_steps
 from target_svc.taps import FeatureStore, Taps
 from target_svc.text import encode

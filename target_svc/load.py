@@ -3,6 +3,7 @@
 Owns which file gives what, and the target's fingerprints. Does not know sessions' rounds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,11 +15,16 @@ from common.wire.messages import ModelCard
 from target_svc.engine import Engine, EngineCard
 from target_svc.models import qwen4_exp
 from target_svc.models.blocks.norms import is_cpu
+from target_svc.models.family import Model
 from target_svc.taps import TapHashes, Taps, load_taps
 from target_svc.text import load_tokenizer
 from target_svc.verify import VerifyPlan
 
-MODEL_TYPES: Final = ("qwen4_exp", "qwen4_exp_text")
+#: Published model_type -> the loader of its family.
+FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
+    "qwen4_exp": qwen4_exp.load,
+    "qwen4_exp_text": qwen4_exp.load,
+}
 #: Layers per hand-over while a graph is built, by measurement; 0 hands over once, at the end.
 PIPELINE_ON_CPU: Final = 1
 PIPELINE_ON_GPU: Final = 4
@@ -60,19 +66,20 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
         ModelMismatch: config, weights, drafter or tokenizer do not fit together.
     """
     model_type = str(read_config(target).get("model_type", ""))
-    if model_type not in MODEL_TYPES:
+    if model_type not in FAMILIES:
         raise ModelMismatch(
-            f"target's model_type is {model_type!r}; implemented are {list(MODEL_TYPES)}"
+            f"target's model_type is {model_type!r}; implemented are {list(FAMILIES)}"
         )
-    model = qwen4_exp.load(target)
+    model = FAMILIES[model_type](target)
     tokenizer = load_tokenizer(target)
-    if tokenizer.get_vocab_size() > model.args.vocab_size:
+    n_entries, vocab = tokenizer.get_vocab_size(), model.facts.vocab_size
+    if n_entries > vocab:
         raise ModelMismatch(
-            f"tokenizer has {tokenizer.get_vocab_size()} entries, the model {model.args.vocab_size}"
-            "; use the tokenizer.json that belongs to this model"
+            f"tokenizer has {n_entries} entries, the model {vocab}; use the tokenizer.json that "
+            "belongs to this model"
         )
     taps, hashes = (None, None) if drafter is None else load_taps(drafter, model)
-    context_len = min(options.max_context or model.args.context_len, model.args.context_len)
+    context_len = min(options.max_context or model.facts.context_len, model.facts.context_len)
     wire = _card(target, model_type, model, context_len, taps, hashes)
     pipeline = options.pipeline_layers
     if pipeline is None:
@@ -80,7 +87,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
     return Engine(
         model,
         tokenizer,
-        EngineCard(wire, model.args.eos_ids),
+        EngineCard(wire, model.facts.eos_ids),
         taps,
         VerifyPlan(options.verify_width, pipeline),
         prefill_chunk=options.prefill_chunk,
@@ -91,17 +98,15 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
 def _card(
     target: Path,
     model_type: str,
-    model: qwen4_exp.Model,
+    model: Model,
     context_len: int,
     taps: Taps | None,
     hashes: TapHashes | None,
 ) -> ModelCard:
     spans = index_tensors(target)
-    embedding = qwen4_exp.PREFIX + "embed_tokens.weight"
-    head = embedding if model.args.tied else "lm_head.weight"
     return ModelCard(
         model_type=model_type,
-        vocab_size=model.args.vocab_size,
+        vocab_size=model.facts.vocab_size,
         hidden_size=taps.width if taps else 0,
         context_len=context_len,
         block_size=taps.plan.block_size if taps else 0,
@@ -110,7 +115,7 @@ def _card(
         tap_contraction=taps.plan.contraction if taps else "",
         fc_hash=hashes.fc if hashes else "",
         norm_hash=hashes.norm if hashes else "",
-        embedding_hash=fingerprint_tensor(spans[embedding]),
-        head_hash=fingerprint_tensor(spans[head]),
+        embedding_hash=fingerprint_tensor(spans[model.facts.embedding_name]),
+        head_hash=fingerprint_tensor(spans[model.facts.head_name]),
         tokenizer_hash=fingerprint_tokenizer(target),
     )

@@ -12,7 +12,7 @@ import mlx.core as mx
 from common.errors import BadRequest
 from target_svc.accept import choose
 from target_svc.distribution import Sampling
-from target_svc.models.qwen4_exp import Model
+from target_svc.models.family import Model, run_rows
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
 from target_svc.taps import Taps
@@ -45,14 +45,14 @@ def prefill_steps(
         BadRequest: the prompt is empty or an id is outside the vocabulary; nothing changed.
         NotFinite: the last row has no finite score.
     """
-    check_ids(prompt_ids, model.args.vocab_size, "prompt")
+    check_ids(prompt_ids, model.facts.vocab_size, "prompt")
     if not prompt_ids:
         raise BadRequest("prompt has 0 tokens; it needs at least 1")
     total = len(prompt_ids)
     for start in range(0, total, chunk):
         ids = prompt_ids[start : start + chunk]
         tap = None if taps is None else taps.collector()
-        hidden = model.forward(ids, state, tap=tap)
+        hidden = run_rows(model, ids, state, tap=tap)
         features = None if tap is None else tap.features()
         commit(state, len(ids))
         done = start + len(ids)

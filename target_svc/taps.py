@@ -18,7 +18,7 @@ from common.checkpoint.index import index_tensors, read_config
 from common.checkpoint.weights import read_tensors
 from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm
-from target_svc.models.qwen4_exp import CONTRACTIONS, Model, arrays_in
+from target_svc.models.family import CONTRACTIONS, Model, arrays_in
 
 FC: Final = "fc.weight"
 NORM: Final = "hidden_norm.weight"
@@ -131,19 +131,24 @@ def load_taps(folder: Path, model: Model) -> tuple[Taps, TapHashes]:
         raise ModelMismatch(f"drafter {str(folder)!r} lacks {missing}; give a complete drafter")
     tensors = read_tensors(folder, keep=lambda name: name in (FC, NORM))
     fc, norm = tensors[FC], tensors[NORM]
-    needed = len(plan.layer_ids) * model.args.hidden
+    needed = len(plan.layer_ids) * model.facts.hidden
     if fc.ndim != 2 or fc.shape[1] != needed or norm.shape != (fc.shape[0],):
         raise ModelMismatch(
             f"drafter's fc is {list(fc.shape)} and hidden_norm {list(norm.shape)}; "
             f"{len(plan.layer_ids)} taps of this target need [D, {needed}] and [D]"
         )
-    last = len(model.layers) - 1
+    last = model.facts.n_layers - 1
     if max(plan.layer_ids) > last or min(plan.layer_ids) < 0:
         raise ModelMismatch(
             f"drafter's target_layer_ids are {list(plan.layer_ids)}; layers are 0..{last}"
         )
+    if plan.contraction not in model.facts.contractions:
+        raise ModelMismatch(
+            f"drafter's tap_contraction: {plan.contraction!r}; this target makes "
+            f"{list(model.facts.contractions)}"
+        )
     if plan.contraction == "next_attention_read":
-        unread = {last, *(layer - 1 for layer in model.args.ple_layers)} & set(plan.layer_ids)
+        unread = set(model.facts.unreadable_taps) & set(plan.layer_ids)
         if unread:
             raise ModelMismatch(
                 f"taps {sorted(unread)} have no next layer that reads them as they are; "

@@ -13,7 +13,7 @@ import mlx.core as mx
 from common.errors import DFlashError
 from target_svc.accept import Choices, choose, count_accepted
 from target_svc.distribution import Sampling
-from target_svc.models.qwen4_exp import Model
+from target_svc.models.family import Model, every, run_rows
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
 from target_svc.taps import Taps
@@ -65,7 +65,7 @@ def run_round(
     start = time.perf_counter()
     tap = None if taps is None else taps.collector()
     padded = pad_rows(row_ids, plan.width)
-    hidden = model.forward(padded, state, tap=tap, pipeline_layers=plan.pipeline_layers)
+    hidden = run_rows(model, padded, state, tap=tap, submit=every(plan.pipeline_layers))
     logits = model.logits(hidden)
     features = None if tap is None else tap.features()
     built = time.perf_counter()

@@ -5,7 +5,7 @@ acceptance or drafters. Text only: vision and MTP tensors are dropped by name.
 Invariant: a forward changes no committed state; `commit` in `target_svc.rollback` does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,15 +34,21 @@ from target_svc.models.blocks.sparse_attention import (
     SparseAttention,
     plan_rows,
 )
-from target_svc.models.state import (
-    GrowingRows,
-    PooledKeys,
-    RecurrentRows,
-    Rollable,
-    RowWindow,
-    SequenceState,
-    TokenHistory,
+from target_svc.models.family import (
+    CONTRACTIONS,
+    Facts,
+    Inputs,
+    Submit,
+    Tap,
+    arrays_in,
+    blank_ids,
+    write_ids,
 )
+from target_svc.models.state import Rollable, SequenceState
+from target_svc.models.states.history import TokenHistory
+from target_svc.models.states.index_keys import PooledKeys
+from target_svc.models.states.recurrent import RecurrentRows
+from target_svc.models.states.rows import GrowingRows, RowWindow
 
 PREFIX: Final = "model.language_model."
 DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
@@ -82,11 +88,6 @@ _NGRAM: Final = (
     "norm_query.weight",
     "norm_conv.weight",
 )
-#: How streams become one H-wide tap: their mean, the final mixer's read, or the read of the layer
-#: after the tapped one.
-CONTRACTIONS: Final = ("stream_mean", "final_mixer", "next_attention_read")
-
-Tap = Callable[[int, mx.array], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,22 @@ def _ngram_shape(text: Mapping[str, Any], separator_id: int) -> NgramShape:
     )
 
 
+def _facts(args: ModelArgs) -> Facts:
+    embedding = PREFIX + "embed_tokens.weight"
+    return Facts(
+        vocab_size=args.vocab_size,
+        hidden=args.hidden,
+        n_layers=len(args.layer_types),
+        context_len=args.context_len,
+        eos_ids=args.eos_ids,
+        embedding_name=embedding,
+        head_name=embedding if args.tied else "lm_head.weight",
+        contractions=CONTRACTIONS,
+        # The layer before a PLE layer is read only after the table's rows were added.
+        unreadable_taps=(len(args.layer_types) - 1, *(layer - 1 for layer in args.ple_layers)),
+    )
+
+
 # --------------------------------------------------------------------------- layers
 
 
@@ -242,7 +259,7 @@ class DecoderLayer:
 
 
 class Model:
-    """A whole target.
+    """A whole target; see `target_svc.models.family.Model`.
 
     Attributes:
         args: its shape.
@@ -251,6 +268,7 @@ class Model:
 
     def __init__(self, args: ModelArgs, weights: "Weights", table: NgramTable | None) -> None:
         self.args = args
+        self.facts = _facts(args)
         self._embedding = weights.take(PREFIX + "embed_tokens.weight")
         self.dtype = self._embedding.dtype
         head = self._embedding if args.tied else weights.take("lm_head.weight")
@@ -297,34 +315,46 @@ class Model:
 
     # ------------------------------------------------------------------ forward
 
+    def blank(self, rows: int) -> Inputs:
+        """See `family.Model`; bfloat16 table rows are held as their bits."""
+        if self.ngram_rows is None:
+            return Inputs(blank_ids(rows))
+        bits = mx.uint16 if self.dtype == mx.bfloat16 else self.dtype
+        memory = mx.zeros((rows, self.args.ple_width), dtype=bits)
+        mx.eval(memory)
+        return Inputs(blank_ids(rows), memory)
+
+    def fill(self, inputs: Inputs, ids: Sequence[int], state: SequenceState) -> None:
+        """See `family.Model`."""
+        write_ids(inputs.ids, ids)
+        if inputs.memory is None:
+            return
+        if self.ngram_rows is None or self._table is None:
+            raise ModelMismatch("config names a PLE layer without a table; it must name both")
+        pieces: dict[str, Any] = state.pieces
+        tokens = pieces["ngram.history"].extend(ids)
+        rows = self._table.gather(self.ngram_rows.rows(tokens, len(ids)))
+        bits = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
+        np.array(inputs.memory, copy=False)[:] = np.array(bits)
+
     def forward(
         self,
-        ids: Sequence[int],
+        inputs: Inputs,
         state: SequenceState,
         *,
         tap: Tap | None = None,
-        pipeline_layers: int = 0,
+        submit: Submit | None = None,
     ) -> mx.array:
-        """Run rows of one sequence; their effect on `state` waits for a commit.
-
-        Args:
-            ids: R token ids in range.
-            state: between forwards (nothing captured).
-            tap: called with (layer index, streams [R, S, H]) after every layer.
-            pipeline_layers: start evaluation every so many layers while building; 0 is never.
-
-        Returns:
-            [R, H], the input of `logits`. Lazy, except that pipelined layers are being evaluated.
-        """
-        args, rows = self.args, len(ids)
+        """See `family.Model`; residual rows are streams [R, S, H]."""
+        args, rows = self.args, inputs.rows
         state.captured = rows
-        embedded = self._embedding[mx.array(np.asarray(ids, np.int32))]
+        embedded = self._embedding[inputs.ids]
         streams = mx.broadcast_to(embedded[:, None, :], (rows, args.streams, args.hidden))
         plan = plan_rows(state.base, rows, self._rope)
         n_linear = 0
         for index, layer in enumerate(self.layers):
             if index in args.ple_layers:
-                streams = streams + self._ngram_sum(ids, streams, state)
+                streams = streams + self._ngram_sum(inputs, streams, state)
             x, shares = layer.mixer_streams.read(streams)
             y = self._mix(layer.mixer, x, plan, state, index, n_linear)
             n_linear += args.layer_types[index] == LINEAR
@@ -333,8 +363,8 @@ class Model:
             streams = write(streams, layer.experts(x), shares)
             if tap is not None:
                 tap(index, streams)
-            if pipeline_layers and (index + 1) % pipeline_layers == 0:
-                mx.async_eval(streams)
+            if submit is not None:
+                submit(index, streams)
         return self._final.read(streams)[0]
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -365,12 +395,12 @@ class Model:
         keys, values, index_keys = (pieces[name] for name in names)
         return mixer(x, plan, keys, values, index_keys)
 
-    def _ngram_sum(self, ids: Sequence[int], streams: mx.array, state: SequenceState) -> mx.array:
+    def _ngram_sum(self, inputs: Inputs, streams: mx.array, state: SequenceState) -> mx.array:
         pieces: dict[str, Any] = state.pieces
-        if self.ngram_rows is None or self._table is None:
-            raise ModelMismatch("config names a PLE layer without a table; it must name both")
-        tokens = pieces["ngram.history"].extend(ids)
-        rows = self._table.gather(self.ngram_rows.rows(tokens, len(ids)))
+        if inputs.memory is None:
+            raise ModelMismatch("inputs lack the table rows of a PLE layer; make them by `blank`")
+        is_bits = inputs.memory.dtype == mx.uint16
+        rows = inputs.memory.view(mx.bfloat16) if is_bits else inputs.memory
         return self._ngram[0](streams, rows, pieces["ngram.window"])
 
 
@@ -439,19 +469,6 @@ class Weights:
             shared_down=self.take(shared + "down_proj.weight"),
             shared_switch=self.take(at + "shared_expert_gate.weight"),
         )
-
-
-def arrays_in(owner: object) -> list[mx.array]:
-    """All arrays that an object and the blocks it is made of hold."""
-    if isinstance(owner, mx.array):
-        return [owner]
-    if isinstance(owner, list | tuple):
-        return [array for item in owner for array in arrays_in(item)]
-    if type(owner).__module__.startswith("target_svc.models."):
-        return [
-            array for item in getattr(owner, "__dict__", {}).values() for array in arrays_in(item)
-        ]
-    return []
 
 
 # --------------------------------------------------------------------------- names and shapes

@@ -5,6 +5,7 @@ import copy
 import mlx.core as mx
 import numpy as np
 
+from target_svc.models.family import run_rows
 from target_svc.rollback import commit
 
 #: float32 on two BLAS kernels; the reference's own spread over feeding patterns is 5e-6.
@@ -13,7 +14,7 @@ CLOSE = 2e-5
 
 def feed(model, state, ids):
     """Forward and commit all of `ids`; logits [R, V]."""
-    logits = np.array(model.logits(model.forward([int(i) for i in ids], state)))
+    logits = np.array(model.logits(run_rows(model, [int(i) for i in ids], state)))
     commit(state, len(ids))
     return logits
 

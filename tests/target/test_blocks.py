@@ -8,7 +8,8 @@ from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, Gated
 from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.norms import gated, silu
 from target_svc.models.blocks.sparse_attention import keep_best
-from target_svc.models.state import RecurrentRows, RowWindow
+from target_svc.models.states.recurrent import RecurrentRows
+from target_svc.models.states.rows import RowWindow
 
 HIDDEN = 24
 SHAPE = DeltaShape(key_heads=2, value_heads=6, key_dim=8, value_dim=4, kernel=4, gate="sigmoid")

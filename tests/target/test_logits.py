@@ -7,6 +7,7 @@ from support.target_cases import CLOSE, feed_parts
 from support.tiny import GOLDEN_CASES
 
 from target_svc.models.blocks.ngram import NgramRows, NgramShape
+from target_svc.models.family import every, run_rows
 from target_svc.models.qwen4_exp import load
 from target_svc.rollback import commit
 
@@ -51,7 +52,7 @@ def _taps(model, ids, kind, layers):
         if layer in layers:
             seen[layer] = model.contract(kind, layer, streams)
 
-    model.forward(ids.tolist(), state, tap=tap)
+    run_rows(model, ids.tolist(), state, tap=tap)
     commit(state, len(ids))
     return {layer: np.array(value) for layer, value in seen.items()}
 
@@ -71,16 +72,16 @@ def test_next_attention_read_taps_equal_the_reference(model, golden):
         assert np.abs(value - golden[f"main.read{layer + 1}"]).max() < 1e-5
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_pipelined_builds_give_the_same_bits(model, golden, every):
+@pytest.mark.parametrize("layers", [1, 3])
+def test_pipelined_builds_give_the_same_bits(model, golden, layers):
     """A leaf read before it is filled, when layers are handed over while the graph is built."""
     ids = golden["main.ids"].tolist()
     results = []
-    for pipeline in (0, every):
+    for pipeline in (0, layers):
         state = model.new_state()
-        mx.eval(model.forward(ids[:40], state))
+        mx.eval(run_rows(model, ids[:40], state))
         commit(state, 40)
-        results.append(np.array(model.forward(ids[40:48], state, pipeline_layers=pipeline)))
+        results.append(np.array(run_rows(model, ids[40:48], state, submit=every(pipeline))))
     assert (results[0] == results[1]).all()
 
 

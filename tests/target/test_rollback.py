@@ -6,6 +6,7 @@ import pytest
 from support.target_cases import CLOSE, arrays_of, feed, feed_parts, fork
 
 from common.errors import RollBackRefused
+from target_svc.models.family import run_rows
 from target_svc.rollback import commit
 
 EOS = 7
@@ -48,7 +49,7 @@ NEXT = [11, 12, 13]
 def _after_verify(model, state, ids, keep, following=NEXT):
     """Verify `ids`, keep `keep`; returns the state's numbers and the following rows' logits."""
     state = fork(state)
-    mx.eval(model.forward([int(i) for i in ids], state))
+    mx.eval(run_rows(model, [int(i) for i in ids], state))
     commit(state, keep)
     numbers = arrays_of(state)
     return numbers, feed(model, state, following)
@@ -87,7 +88,7 @@ def test_abandoned_forward_changes_nothing(model, prefixes):
     """Keep 0 after a fault must leave the session able to go on."""
     state = fork(prefixes[20])
     before = arrays_of(state)
-    mx.eval(model.forward([9, 10, 11, 12], state))
+    mx.eval(run_rows(model, [9, 10, 11, 12], state))
     commit(state, 0)
     after = arrays_of(state)
     assert state.base == 20
@@ -105,7 +106,7 @@ def test_twenty_rounds_in_a_row_equal_one_by_one(model, sequence):
         keep = min(keep, len(sequence) - at)
         tail = rng.integers(8, 490, 8 - keep)
         tail[:1] = EOS
-        logits = model.logits(model.forward([*sequence[at : at + keep].tolist(), *tail], state))
+        logits = model.logits(run_rows(model, [*sequence[at : at + keep].tolist(), *tail], state))
         got.append(np.array(logits)[:keep])
         commit(state, keep)
         at += keep
@@ -125,7 +126,7 @@ def test_a_piece_that_is_not_rolled_back_is_noticed(model, prefixes, sequence, n
     piece = state.pieces[name]
     real = piece.roll_back
     piece.roll_back = lambda _keep: real(rows)
-    mx.eval(model.forward(ids, state))
+    mx.eval(run_rows(model, ids, state))
     commit(state, keep)
     del piece.roll_back
     try:
@@ -139,7 +140,7 @@ def test_a_piece_that_is_not_rolled_back_is_noticed(model, prefixes, sequence, n
 def test_keep_out_of_range_is_refused_and_changes_nothing(model, prefixes, keep):
     """An off-by-one in acceptance must not reach the state."""
     state = fork(prefixes[20])
-    mx.eval(model.forward([9, 10, 11, 12], state))
+    mx.eval(run_rows(model, [9, 10, 11, 12], state))
     with pytest.raises(RollBackRefused, match=f"keep {keep} of 4"):
         commit(state, keep)
     assert (state.base, state.captured) == (20, 4)
@@ -151,7 +152,7 @@ def test_a_piece_without_a_capture_is_refused_before_anything_changes(model, pre
     """A half rolled back session after one layer lost its capture."""
     state = fork(prefixes[20])
     before = arrays_of(state)
-    mx.eval(model.forward([9, 10, 11], state))
+    mx.eval(run_rows(model, [9, 10, 11], state))
     state.pieces["ngram.history"].roll_back(0)
     with pytest.raises(RollBackRefused, match="token history captured 0 rows of a forward of 3"):
         commit(state, 2)
@@ -168,7 +169,7 @@ def test_commit_without_a_forward_is_refused(model):
 def test_a_forward_of_several_chunks_keeps_all_or_none(model):
     """Prefill rows are never half accepted; asking for it must not return wrong state."""
     state = model.new_state()
-    mx.eval(model.forward(list(range(8, 108)), state))
+    mx.eval(run_rows(model, list(range(8, 108)), state))
     with pytest.raises(RollBackRefused, match="several chunks"):
         commit(state, 50)
     commit(state, 100)

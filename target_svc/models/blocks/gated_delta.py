@@ -32,7 +32,8 @@ from target_svc.models.blocks.norms import (
     is_cpu,
     silu,
 )
-from target_svc.models.state import DeltaChunk, RecurrentRows, RowWindow
+from target_svc.models.states.recurrent import DeltaChunk, RecurrentRows
+from target_svc.models.states.rows import RowWindow
 
 CHUNK: Final = 64  # rows solved by one triangular inverse
 _UNIT_EPS: Final = 1e-6  # inside the sum of squares of q and k

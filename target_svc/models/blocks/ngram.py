@@ -18,7 +18,7 @@ from common.checkpoint.index import TensorSpan, map_file
 from common.checkpoint.weights import working_dtype
 from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm, gated, silu
-from target_svc.models.state import RowWindow
+from target_svc.models.states.rows import RowWindow
 
 _WORD: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # splitmix64's increment

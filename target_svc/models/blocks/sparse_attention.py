@@ -16,7 +16,8 @@ import numpy as np
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
 from target_svc.models.blocks.norms import INVERSE_E, RmsNorm, constant, gated, is_cpu
 from target_svc.models.blocks.rope import RopeTable
-from target_svc.models.state import GrowingRows, PooledKeys
+from target_svc.models.states.index_keys import PooledKeys
+from target_svc.models.states.rows import GrowingRows
 
 _SAFE_EXPONENT: Final = 60.0  # e^60 times any row count stays finite in float32
 

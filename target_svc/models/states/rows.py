@@ -1,0 +1,110 @@
+"""Rows by absolute position: attention's keys and values, and a convolution's last rows.
+
+Does not know what rows mean. Invariant: a roll-back moves a length or takes a view; nothing is
+copied.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from target_svc.models.state import refuse_unless
+
+GROWTH_ROWS: Final = 256  # buffers grow by this many rows
+
+
+class RowWindow:
+    """The last rows that a causal convolution looks back on, [w, C].
+
+    Args:
+        rows: w.
+        width: C.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: mx.Dtype) -> None:
+        self._rows = rows
+        self.window = mx.zeros((rows, width), dtype=dtype)
+        self._padded: mx.array | None = None
+
+    def extend(self, new: mx.array) -> mx.array:
+        """Capture new rows [R, C]; returns the window and them, [w + R, C]."""
+        self._padded = mx.concatenate([self.window, new])
+        return self._padded
+
+    @property
+    def unread(self) -> Sequence[mx.array]:
+        """See `Rollable`."""
+        return ()
+
+    def check(self, rows: int, keep: int) -> None:
+        """See `Rollable`."""
+        captured = 0 if self._padded is None else self._padded.shape[0] - self._rows
+        refuse_unless(captured, rows, "a convolution window")
+
+    def roll_back(self, keep: int) -> None:
+        """See `Rollable`."""
+        if self._padded is not None:
+            self.window = self._padded[keep : keep + self._rows]
+        self._padded = None
+
+
+class GrowingRows:
+    """Rows by absolute position in a buffer that grows in steps; a cut changes the length only.
+
+    Args:
+        heads: 0 for a buffer [n, D], else [heads, n, D].
+    """
+
+    def __init__(self, heads: int, width: int, dtype: mx.Dtype) -> None:
+        self._heads = heads
+        self.length = 0
+        self._captured = 0
+        self._rows = mx.zeros(self._shape(GROWTH_ROWS, width), dtype=dtype)
+
+    def append(self, new: mx.array) -> mx.array:
+        """Capture rows [heads, R, D] or [R, D]; returns a view of all rows up to them."""
+        count = new.shape[-2]
+        end = self.length + count
+        self._reserve(end)
+        self._captured = count
+        if self._heads:
+            self._rows[:, self.length : end] = new
+            return self._rows[:, :end]
+        self._rows[self.length : end] = new
+        return self._rows[:end]
+
+    @property
+    def committed(self) -> mx.array:
+        """View of the committed rows."""
+        return self._rows[..., : self.length, :]
+
+    @property
+    def buffer(self) -> mx.array:
+        """The whole buffer, for evaluation: an append nobody reads must not pile up."""
+        return self._rows
+
+    @property
+    def unread(self) -> Sequence[mx.array]:
+        """See `Rollable`."""
+        return ()
+
+    def check(self, rows: int, keep: int) -> None:
+        """See `Rollable`."""
+        refuse_unless(self._captured, rows, "a row buffer")
+
+    def roll_back(self, keep: int) -> None:
+        """See `Rollable`."""
+        self.length += keep
+        self._captured = 0
+
+    def _reserve(self, length: int) -> None:
+        have = self._rows.shape[-2]
+        if length <= have:
+            return
+        more = -(-(length - have) // GROWTH_ROWS) * GROWTH_ROWS
+        extra = mx.zeros(self._shape(more, self._rows.shape[-1]), dtype=self._rows.dtype)
+        self._rows = mx.concatenate([self._rows, extra], axis=-2)
+
+    def _shape(self, rows: int, width: int) -> tuple[int, ...]:
+        return (self._heads, rows, width) if self._heads else (rows, width)
