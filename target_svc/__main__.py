@@ -13,9 +13,10 @@ BLAS = load_openblas()  # before anything below imports MLX
 from common import log  # noqa: E402
 from common.checkpoint.device import choose_device  # noqa: E402
 from common.checkpoint.index import read_config  # noqa: E402
-from common.config import TargetConfig, environment  # noqa: E402
+from common.config import environment  # noqa: E402
 from common.errors import DFlashError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
+from common.settings import TargetConfig  # noqa: E402
 from common.wire.messages import Ready  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
 from target_svc.engine import Engine  # noqa: E402

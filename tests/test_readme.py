@@ -66,7 +66,7 @@ def test_every_make_target_it_names_exists(target):
 
 
 def test_configuration_table_is_the_one_the_code_has():
-    """Every key, its default and its meaning, generated from `common/config.py`."""
+    """Every key, its default and its meaning, generated from `common/settings.py`."""
     assert markdown_table() in README
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from common import log
-from common.config import Config, environment, load, load_resolved
+from common.config import environment, load, load_resolved
 from common.coordinator.service import serve
 from common.errors import DFlashError
+from common.settings import Config
 
 logger = logging.getLogger("common.coordinator")
 

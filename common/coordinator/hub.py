@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from common.config import CoordinatorConfig, PolicyConfig
 from common.coordinator.entrance import WORKER_ROLES, check_hello
 from common.coordinator.intake import request_of
 from common.coordinator.registry import Registry
@@ -20,6 +19,7 @@ from common.coordinator.workers import Workers
 from common.errors import AuthRefused, BadRequest, Busy, DFlashError, NotReady, PeerLost, WireError
 from common.metrics import Metrics
 from common.net.liveness import ALIVE
+from common.settings import CoordinatorConfig, PolicyConfig
 from common.wire.messages import (
     Accepted,
     Bye,

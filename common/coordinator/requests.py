@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from common.config import CoordinatorConfig, PolicyConfig
 from common.coordinator.admission import Queue
 from common.coordinator.events import (
     Command,
@@ -41,6 +40,7 @@ from common.coordinator.waits import Limits
 from common.errors import Cancelled
 from common.policy.copies import CopyFinder
 from common.policy.policy import Adaptive, Fixed, Off, RoundPolicy
+from common.settings import CoordinatorConfig, PolicyConfig
 from common.wire.messages import LinkLost, Message
 from common.wire.roles import DRAFTER, TARGET
 

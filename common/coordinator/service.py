@@ -15,13 +15,13 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from common.config import Config
 from common.coordinator.hub import Coordinator, Outgoing
 from common.errors import WireError
 from common.net.auth import load_keys
 from common.net.links import Lost, Received
 from common.net.transport import CONTROL_SOCKET
 from common.net.zeromq import AsyncRouter
+from common.settings import Config
 from common.wire.messages import Message
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import click
 
-from common.config import Config, Resolved, environment
+from common.config import Resolved, environment
 from common.errors import BadRequest, DFlashError
 from common.launcher.flags import config_options, resolve
 from common.launcher.launch import private, with_systems
@@ -30,6 +30,7 @@ from common.launcher.plan import DRAFTER, TARGET, blas_threads, check_models, pl
 from common.launcher.tally import Run, speed_table, summarize, verdict
 from common.launcher.view import StartupView, show
 from common.sdk import Client, Completion
+from common.settings import Config
 
 ARMS: Final = ("direct", "plain", "fixed", "adaptive")
 PROMPTS: Final = Path(__file__).resolve().parents[1] / "demo" / "prompts"

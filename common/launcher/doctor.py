@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from common.config import Config, environment
+from common.config import environment
 from common.errors import AddressInUse, DFlashError
 from common.launcher.flags import config_options, resolve
 from common.launcher.plan import COORDINATOR, TARGET, blas_threads, check_models, make_spec
@@ -26,6 +26,7 @@ from common.net.auth import list_keys, load_keys
 from common.net.transport import Endpoint
 from common.net.zeromq import AsyncClientLink, AsyncRouter
 from common.sdk.locate import ipc, run_dir_of
+from common.settings import Config
 from common.wire.messages import StatusRequest
 
 CHILD_S: Final = 120.0

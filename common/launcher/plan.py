@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.config import Config, environment
+from common.config import environment
 from common.errors import ConfigError
+from common.settings import Config
 
 COORDINATOR: Final = "coordinator"
 TARGET: Final = "target"

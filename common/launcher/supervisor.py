@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from common.config import Config
 from common.errors import DFlashError, NotReady
 from common.launcher.coordinator_link import CoordinatorLink
 from common.launcher.plan import COORDINATOR, TARGET, ProcessSpec, make_spec, place_of
 from common.launcher.processes import FINAL_CODES, KILL_AFTER_S, Child, describe_exit, error_of
 from common.launcher.rundir import LAUNCHER_NAME, ProcessId, RunDir
 from common.launcher.status import Row, join
+from common.settings import Config
 
 POLL_STARTING_S: Final = 0.1
 POLL_RUNNING_S: Final = 1.0

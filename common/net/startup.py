@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import log
-from common.config import Config, load_resolved
+from common.config import load_resolved
 from common.errors import ConfigError, DFlashError
 from common.net.auth import Keys, load_keys, server_key
 from common.net.transport import CONTROL_SOCKET, Endpoint
 from common.net.worker import WorkerShell
+from common.settings import Config
 from common.wire.messages import Hello, ModelCard, Progress
 from common.wire.version import MAJOR, MINOR, build
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.config import Config, environment, load
+from common.config import environment, load
 from common.errors import ConfigError, PeerLost
 from common.net.auth import Keys, load_keys, server_key
 from common.net.sockets import is_listening
 from common.net.transport import CONTROL_SOCKET, Endpoint
+from common.settings import Config
 
 LAUNCHER_SOCKET: Final = "launcher.sock"
 MAX_NAME_CHARS: Final = 40

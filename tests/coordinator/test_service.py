@@ -7,13 +7,13 @@ import socket
 
 import pytest
 
-from common.config import Config, CoordinatorConfig, KeysConfig, NetConfig, RunConfig
 from common.coordinator.service import Service
 from common.errors import PeerLost
 from common.net.auth import load_keys, new_keys, server_key
 from common.net.startup import CONTROL_SOCKET
 from common.net.transport import Endpoint
 from common.net.zeromq import AsyncClientLink
+from common.settings import Config, CoordinatorConfig, KeysConfig, NetConfig, RunConfig
 from common.wire.messages import (
     Accepted,
     Bye,

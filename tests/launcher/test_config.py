@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from common.config import Config, as_tables, keys, load, load_resolved
+from common.config import as_tables, load, load_resolved
 from common.errors import ConfigError
+from common.settings import Config, keys
 
 
 def written(tmp_path, text):

@@ -1,4 +1,4 @@
-"""The README's table of configuration keys, made from `common/config.py`.
+"""The README's table of configuration keys, made from `common/settings.py`.
 
 `python tests/support/key_table.py` writes it into the README.
 """
@@ -6,7 +6,7 @@
 import re
 from pathlib import Path
 
-from common import config
+from common import settings
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 TABLE = re.compile(r"\| key \| default \| meaning \|\n(?:\|.*\n)+|^CONFIG_TABLE\n", re.MULTILINE)
@@ -15,7 +15,7 @@ TABLE = re.compile(r"\| key \| default \| meaning \|\n(?:\|.*\n)+|^CONFIG_TABLE\
 def markdown_table():
     """One row per key, in the order of the code."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, kind, default, metadata in config.keys():  # noqa: SIM118  # a function, not a dict
+    for name, kind, default, metadata in settings.keys():  # noqa: SIM118  # a function, not a dict
         shown = str(default).lower() if kind is bool else default
         text = metadata["text"]
         if metadata["names"] and len(metadata["names"]) < 8:

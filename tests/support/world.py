@@ -4,10 +4,10 @@ import itertools
 
 from support.scripted import ScriptedClient, ScriptedDrafter, ScriptedTarget
 
-from common.config import CoordinatorConfig, PolicyConfig
 from common.coordinator.hub import Coordinator
 from common.net.inproc import Mesh
 from common.net.mesh_shell import MeshShell
+from common.settings import CoordinatorConfig, PolicyConfig
 
 LADDER_MS = tuple(10.0 * (1 + 0.1 * row) for row in range(16))  # what scripted verifies take
 
