@@ -14,9 +14,25 @@ from common.errors import BadRequest, Unsupported
 
 MAX_TOKENS_LIMIT: Final = 1_000_000
 MAX_SEED: Final = 2**63 - 1  # fits msgpack's signed integers in every language
+MAX_TOKEN_ID: Final = 2**31 - 1
 DRAWN_SEED_BITS: Final = 31  # short enough to type again
 ACCEPTANCES: Final = ("exact", "residual", "typical", "cascade")
 HONOURED_ACCEPTANCES: Final = ("exact",)
+MAX_STOPS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+MAX_BIASES: Final = 1024
+MAX_TOP_LOGPROBS: Final = 20
+#: Parameters that the wire can carry and no process honours: any value but the default is refused.
+NOT_HONOURED: Final = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "bias_ids",
+    "stop_ids",
+    "stop",
+    "logprobs",
+)
 
 
 class SamplingFields(TypedDict):
@@ -29,6 +45,18 @@ class SamplingFields(TypedDict):
     seed: int
     acceptance: str
     ignore_eos: bool
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: tuple[int, ...]
+    bias_values: tuple[float, ...]
+    stop_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    logprobs: int
+    typical_delta: float
+    typical_epsilon: float
+    cascade_alpha: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +75,18 @@ class SamplingParams:
     seed: int = 0  # 0..2^63-1; greedy decoding does not use it
     acceptance: str = "exact"
     ignore_eos: bool = False  # go on to max_tokens past the end-of-text token
+    min_p: float = 0.0  # [0, 1]: least probability, as a share of the best; 0 is off
+    repetition_penalty: float = 1.0  # (0, 1000]; 1 is off
+    presence_penalty: float = 0.0  # -2..2; 0 is off
+    frequency_penalty: float = 0.0  # -2..2; 0 is off
+    bias_ids: tuple[int, ...] = ()  # at most 1,024 ids whose scores are changed ..
+    bias_values: tuple[float, ...] = ()  # .. by so much, -100..100 each
+    stop_ids: tuple[int, ...] = ()  # at most 16 ids that end the text beside the model's own
+    stop: tuple[str, ...] = ()  # at most 16 texts of 1..1,024 characters that end the reply
+    logprobs: int = -1  # -1 is off; n in 0..20: of the chosen token and of the n most likely
+    typical_delta: float = 0.2  # of acceptance "typical", above 0
+    typical_epsilon: float = 1.0  # of acceptance "typical", (0, 1]
+    cascade_alpha: float = 0.95  # of acceptance "cascade", [0, 1]
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -62,7 +102,42 @@ class SamplingParams:
         if self.acceptance not in ACCEPTANCES:
             names = ", ".join(ACCEPTANCES)
             raise BadRequest(f"acceptance: {self.acceptance!r}; choose one of {names}")
+        self._check_scores()
+        self._check_stops()
         self._refuse_what_is_not_honoured()
+
+    def _check_scores(self) -> None:
+        """What changes the scores or which of them are kept."""
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("typical_delta", self.typical_delta, 1e-9, 1e9)
+        _number("typical_epsilon", self.typical_epsilon, 1e-9, 1.0)
+        _number("cascade_alpha", self.cascade_alpha, 0.0, 1.0)
+        _whole("logprobs", self.logprobs, -1, MAX_TOP_LOGPROBS)
+        _items("bias_ids", self.bias_ids, MAX_BIASES)
+        for token in self.bias_ids:
+            _whole("bias_ids", token, 0, MAX_TOKEN_ID)
+        if len(self.bias_values) != len(self.bias_ids) or len(set(self.bias_ids)) != len(
+            self.bias_ids
+        ):
+            raise BadRequest(
+                f"bias_values: {len(self.bias_values)} for {len(self.bias_ids)} bias_ids; "
+                "there must be one for each, and no id twice"
+            )
+        for value in self.bias_values:
+            _number("bias_values", value, -100.0, 100.0)
+
+    def _check_stops(self) -> None:
+        """What ends a text."""
+        _items("stop_ids", self.stop_ids, MAX_STOPS)
+        for token in self.stop_ids:
+            _whole("stop_ids", token, 0, MAX_TOKEN_ID)
+        _items("stop", self.stop, MAX_STOPS)
+        for text in self.stop:
+            if type(text) is not str or not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise BadRequest(f"stop: {text!r:.40}; a text of 1..{MAX_STOP_CHARS} characters")
 
     def _refuse_what_is_not_honoured(self) -> None:
         if self.acceptance not in HONOURED_ACCEPTANCES:
@@ -70,6 +145,12 @@ class SamplingParams:
                 f"acceptance: {self.acceptance!r} is not supported here; "
                 f"supported: {', '.join(HONOURED_ACCEPTANCES)}"
             )
+        for name in NOT_HONOURED:
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default:
+                raise Unsupported(
+                    f"{name}: {getattr(self, name)!r} is not supported here; supported: {default!r}"
+                )
 
     @classmethod
     def of(cls, other: object) -> "SamplingParams":
@@ -80,6 +161,11 @@ class SamplingParams:
         """The fields by name: `Sampling(**params.as_fields())`."""
         made: SamplingFields = asdict(self)  # type: ignore[assignment]  # same names and types
         return made
+
+
+def _items(name: str, value: object, most: int) -> None:
+    if type(value) is not tuple or len(value) > most:
+        raise BadRequest(f"{name}: {value!r:.40}; it must be a tuple of at most {most} items")
 
 
 def draw_seed() -> int:

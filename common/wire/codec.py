@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 
 from common.errors import TooLarge, WireError
-from common.wire.fields import MAX_MAP_ITEMS, Mismatch, Record
+from common.wire.fields import Record
 from common.wire.messages import (
     TYPE_NUMBERS,
     Block,
@@ -28,6 +28,7 @@ from common.wire.messages import (
     Verified,
 )
 from common.wire.tensors import MAX_TENSOR_BYTES, Tensor, check
+from common.wire.values import MAX_MAP_ITEMS, Mismatch
 from common.wire.version import MINOR
 
 MAGIC: Final = b"DF1"

@@ -50,6 +50,18 @@ class Sampling:
     seed: int = 0
     acceptance: str = "exact"
     ignore_eos: bool = False
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: tuple[int, ...] = ()  # token ids whose scores are raised or lowered ..
+    bias_values: tuple[float, ...] = ()  # .. by so much, one each
+    stop_ids: tuple[int, ...] = ()  # end the text beside the model's own end-of-text tokens
+    stop: tuple[str, ...] = ()  # texts that end the reply; not part of it
+    logprobs: int = -1  # -1: none; n >= 0: of the chosen token and of the n most likely ones
+    typical_delta: float = 0.2
+    typical_epsilon: float = 1.0
+    cascade_alpha: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +180,10 @@ class Submit:
     sampling: Sampling
     draft: bool = True  # False: no taps, no features, nothing drafted
     deadline_ms: int = 0  # from arrival; 0: none
+    is_chat: bool = False  # the text is a JSON object of messages, rendered by the chat template
+    allow_special: bool = False  # special tokens written out in the text become those tokens
+    claim: str = ""  # secret name of the request: who shows it again resumes instead of repeating
+    from_index: int = 0  # with a claim: the first token index wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +213,9 @@ class Tokens:
     ids: tuple[int, ...]
     pieces: tuple[str, ...]  # one text piece per id; may be "" while a character is incomplete
     n_accepted: int  # the first n_accepted ids were drafts; the rest is the target's own
+    logprobs: tuple[float, ...] = ()  # one per id where asked for: nats, of the chosen token
+    top_ids: tuple[int, ...] = ()  # the most likely ids, `Sampling.logprobs` of them per id
+    top_logprobs: tuple[float, ...] = ()  # one per top id
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +260,8 @@ class Open:
     n_replayed: int  # of these ids, how many at the end were already sent to the client
     sampling: Sampling
     taps: bool  # False: no taps are computed, no features sent
+    is_chat: bool = False  # as in Submit
+    allow_special: bool = False  # as in Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +289,9 @@ class Prefilled:
     tail: str
     near_ties: int
     ms: float
+    logprobs: tuple[float, ...] = ()  # as in Tokens, of the anchor
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +382,9 @@ class Verified:
     near_ties: int
     ms: float  # the target's own time for this verify
     wait_ms: float  # of it spent waiting for the block (not in ms)
+    logprobs: tuple[float, ...] = ()  # as in Tokens
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 # --------------------------------------------------------------------------- data link

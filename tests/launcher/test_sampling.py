@@ -13,6 +13,14 @@ from common.wire.messages import Sampling
         ({"acceptance": "residual"}, "acceptance: 'residual'"),
         ({"acceptance": "typical"}, "acceptance: 'typical'"),
         ({"acceptance": "cascade"}, "acceptance: 'cascade'"),
+        ({"min_p": 0.1}, "min_p: 0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty: 1.1"),
+        ({"presence_penalty": 0.5}, "presence_penalty: 0.5"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty: 0.5"),
+        ({"bias_ids": (3,), "bias_values": (1.0,)}, "bias_ids: "),
+        ({"stop_ids": (3,)}, "stop_ids: "),
+        ({"stop": ("x",)}, "stop: "),
+        ({"logprobs": 0}, "logprobs: 0"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(given, name):
@@ -38,6 +46,18 @@ def test_what_is_not_honoured_is_refused_by_name(given, name):
         {"seed": 2**63},
         {"acceptance": "lucky"},
         {"ignore_eos": 1},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": float("nan")},
+        {"bias_values": (1.0,)},
+        {"stop_ids": (-1,)},
+        {"stop": ("",)},
+        {"stop": "text"},
+        {"logprobs": 21},
+        {"typical_delta": 0.0},
+        {"typical_epsilon": 1.5},
+        {"cascade_alpha": -0.1},
     ],
 )
 def test_values_out_of_range_are_refused_by_name(given):

@@ -42,7 +42,20 @@ SHARE = st.floats(0, 1)
 REAL = st.floats(0, 1e12)
 SCALAR = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), REAL, TEXT)
 
+LOG = st.floats(-1e12, 0)
+SIGNED = st.floats(-100, 100)
+
 BY_NAME = {
+    "Sampling.min_p": SHARE,
+    "Sampling.repetition_penalty": st.floats(1e-3, 1e3),
+    "Sampling.bias_ids": st.lists(TOKEN, max_size=5).map(tuple),
+    "Sampling.bias_values": st.lists(SIGNED, max_size=5).map(tuple),
+    "Sampling.stop_ids": st.lists(TOKEN, max_size=5).map(tuple),
+    "Sampling.logprobs": st.integers(-1, 20),
+    "Sampling.cascade_alpha": SHARE,
+    "logprobs": st.lists(LOG, max_size=5).map(tuple),
+    "top_logprobs": st.lists(LOG, max_size=5).map(tuple),
+    "top_ids": st.lists(TOKEN, max_size=5).map(tuple),
     "anchor_id": TOKEN,
     "done": st.integers(0, 1000),
     "n_drafts": st.integers(1, 15),
