@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from common.errors import BadRequest, EngineError, TooLong, Unsupported
 from common.wire import messages
+from target_svc.build import Build
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model
 from target_svc.prefill import PrefillStep, check_ids, prefill_steps
@@ -151,6 +152,9 @@ class Session:
         self._taps = taps
         self._state = engine.model.new_state()
         self._store = FeatureStore(taps.plan.window) if taps is not None else None
+        self._standing: Build | None = None
+        self._next_rows = engine.plan.width or 1  # of the standing build
+        self._ids: list[int] = []  # committed, the anchor last
         self._is_closed = False
         self._is_prefilled = False
         self.anchor_id = -1
@@ -187,8 +191,43 @@ class Session:
             self._remember(step.features)
             if step.anchor_id is not None:
                 self.anchor_id = step.anchor_id
+                self._ids = [*prompt_ids, step.anchor_id]
                 self._is_prefilled = True
             yield step
+
+    def rebuild(self) -> Iterator[PrefillStep]:
+        """Make the state again from the committed ids, one chunk per `next`.
+
+        For a round that could not be rolled back. The anchor stays, and so do stored features;
+        those of the steps are of positions that were handed out before.
+
+        Raises:
+            EngineError: the session has no anchor or is closed.
+        """
+        self._check_open(prefilled=True)
+        self._standing = None
+        self._state = self._engine.model.new_state()
+        yield from prefill_steps(
+            self._engine.model,
+            self._state,
+            self._ids[:-1],
+            chunk=self._engine.prefill_chunk,
+            taps=None,
+            sampling=self._sampling,
+        )
+
+    def prepare(self) -> bool:
+        """Build the graph of the next verify on empty leaves; nothing is run.
+
+        The next verify is taken to be as wide as the last one. Returns whether anything was built.
+        """
+        if self._is_closed or not self._is_prefilled or self._standing is not None:
+            return False
+        engine = self._engine
+        self._standing = Build(
+            engine.model, self._state, self._next_rows, self._taps, engine.plan.build
+        )
+        return True
 
     def verify(self, draft_ids: Sequence[int], rows: int) -> Verdict:
         """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
@@ -201,6 +240,8 @@ class Session:
             BadRequest: rows out of range or a draft outside the vocabulary; nothing changed.
             EngineError: the session has no anchor or is closed; nothing changed.
             NotFinite: no finite scores; nothing changed.
+            RollBackRefused: the state cannot take the rejected rows back; nothing changed, and
+                `rebuild` makes it anew.
         """
         self._check_open(prefilled=True)
         most = self._engine.plan.width or self._engine.max_rows
@@ -208,6 +249,7 @@ class Session:
             raise BadRequest(f"rows {rows}; a verify here has 1..{most}")
         drafts = list(draft_ids[: rows - 1])
         check_ids(drafts, self._engine.card.vocab_size, "draft")
+        build = self._take_build(len(drafts) + 1)
         verdict = run_round(
             self._engine.model,
             self._state,
@@ -215,8 +257,10 @@ class Session:
             self._engine.plan,
             self._taps,
             self._sampling,
+            build,
         )
         self._remember(verdict.features)
+        self._ids.extend(verdict.ids)
         self.anchor_id = verdict.ids[-1]
         return verdict
 
@@ -231,8 +275,18 @@ class Session:
     def close(self) -> None:
         """Free the state; the session can do nothing more."""
         self._is_closed = True
+        self._standing = None
         self._state = self._engine.model.new_state()
         self._store = None
+
+    def _take_build(self, rows: int) -> Build | None:
+        """The standing build if it fits the round; else it is abandoned."""
+        build, self._standing = self._standing, None
+        self._next_rows = self._engine.plan.width or rows
+        if build is not None and build.rows != self._next_rows:
+            build.abandon()
+            return None
+        return build
 
     def _remember(self, features: mx.array | None) -> None:
         if self._store is not None and features is not None:

@@ -12,6 +12,7 @@ from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokeni
 from common.checkpoint.index import index_tensors, read_config
 from common.errors import ConfigError, ModelMismatch
 from common.wire.messages import ModelCard
+from target_svc.build import BuildPlan
 from target_svc.engine import Engine, EngineCard
 from target_svc.models import qwen4_exp
 from target_svc.models.blocks.norms import is_cpu
@@ -38,6 +39,7 @@ class EngineOptions:
     prefill_chunk: int = 256  # prompt tokens per forward
     verify_width: int | None = None  # pad every verify to so many rows
     pipeline_layers: int | None = None  # None chooses by device; 0 never
+    is_deferred: bool = False  # fill the leaves as late as can be
     max_rows: int = 16
 
     def __post_init__(self) -> None:
@@ -89,7 +91,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
         tokenizer,
         EngineCard(wire, model.facts.eos_ids),
         taps,
-        VerifyPlan(options.verify_width, pipeline),
+        VerifyPlan(options.verify_width, BuildPlan(pipeline, options.is_deferred)),
         prefill_chunk=options.prefill_chunk,
         max_rows=options.verify_width or options.max_rows,
     )

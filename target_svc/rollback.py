@@ -30,3 +30,10 @@ def commit(state: SequenceState, keep: int) -> None:
         piece.roll_back(keep)
     state.base += keep
     state.captured = 0
+
+
+def abandon(state: SequenceState) -> None:
+    """Forget a forward that was built, wholly or in part, whether it ran or not."""
+    for piece in state.pieces.values():
+        piece.roll_back(0)
+    state.captured = 0

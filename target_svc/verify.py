@@ -6,16 +6,17 @@ deadlines or text. Invariant: nothing is committed before the verdict is known t
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from common.errors import DFlashError
 from target_svc.accept import Choices, choose, count_accepted
+from target_svc.build import Build, BuildPlan, Forward, build_and_submit
 from target_svc.distribution import Sampling
-from target_svc.models.family import Model, every, run_rows
+from target_svc.models.family import Model
 from target_svc.models.state import SequenceState
-from target_svc.rollback import commit
+from target_svc.rollback import abandon, commit
 from target_svc.taps import Taps
 
 
@@ -23,8 +24,8 @@ from target_svc.taps import Taps
 class VerifyPlan:
     """How verifies are run, the same for all rounds of a session."""
 
-    width: int | None  # every forward is padded to so many rows; None runs the rows asked for
-    pipeline_layers: int
+    width: int | None = None  # every forward is padded to so many rows; None runs those asked for
+    build: BuildPlan = field(default_factory=BuildPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class Verdict:
     near_ties: int  # among the rows that decided
     first_pos: int  # of `features`: the anchor's position
     features: mx.array | None  # [n_accepted + 1, Hd], evaluated; None without taps
-    build_ms: float  # making the graph, and running what was handed over meanwhile
+    is_prebuilt: bool  # a graph stood ready for these rows
+    first_ms: float  # until the device had its first layers
+    build_ms: float  # until it had all of them; filling, and making the graph if none stood ready
     eval_ms: float  # the rest of running it, and the host read
 
 
@@ -48,33 +51,39 @@ def run_round(
     plan: VerifyPlan,
     taps: Taps | None,
     sampling: Sampling,
+    build: Build | None = None,
 ) -> Verdict:
     """Forward the anchor and its drafts, accept, and keep the accepted rows.
 
     Args:
         model: the target.
-        state: after a commit; changed only when this returns.
+        state: after a commit, or with `build` standing on it; changed only when this returns.
         row_ids: anchor, then drafts; all in the vocabulary.
         plan: see `VerifyPlan`.
         taps: None where nobody drafts.
         sampling: how the target chooses.
+        build: a graph of at least so many rows on this state; None makes one.
 
     Raises:
         NotFinite: a row that decides has no finite score; nothing changed.
+        RollBackRefused: the rejected rows cannot be taken back; nothing changed.
     """
     start = time.perf_counter()
-    tap = None if taps is None else taps.collector()
-    padded = pad_rows(row_ids, plan.width)
-    hidden = run_rows(model, padded, state, tap=tap, submit=every(plan.pipeline_layers))
-    logits = model.logits(hidden)
-    features = None if tap is None else tap.features()
-    built = time.perf_counter()
-    mx.eval(logits, *([] if features is None else [features]), *state.arrays())
-    choices = _choose_or_abandon(logits, state, sampling)
-    n_accepted = count_accepted(choices.ids, row_ids[1:])
-    keep = n_accepted + 1
-    base = state.base
-    commit(state, keep)
+    padded = pad_rows(row_ids, plan.width if build is None else build.rows)
+    try:
+        if build is not None:
+            forward = build.fill(padded).submit()
+        else:
+            forward = build_and_submit(model, state, padded, taps, plan.build)
+        built = time.perf_counter()
+        choices = _choose(forward, state, sampling)
+        n_accepted = count_accepted(choices.ids, row_ids[1:])
+        base, keep = state.base, n_accepted + 1
+        commit(state, keep)
+    except DFlashError:
+        abandon(state)
+        raise
+    features = forward.features
     if features is not None and keep < len(padded):
         features = features[:keep]
         mx.eval(features)
@@ -86,6 +95,8 @@ def run_round(
         near_ties=sum(choices.is_near_tie[:keep]),
         first_pos=base,
         features=features,
+        is_prebuilt=build is not None,
+        first_ms=(forward.first_at - start) * 1e3,
         build_ms=(built - start) * 1e3,
         eval_ms=(end - built) * 1e3,
     )
@@ -97,9 +108,7 @@ def pad_rows(row_ids: Sequence[int], width: int | None) -> list[int]:
     return [*row_ids, *[row_ids[0]] * missing]
 
 
-def _choose_or_abandon(logits: mx.array, state: SequenceState, sampling: Sampling) -> Choices:
-    try:
-        return choose(logits, sampling, state.base + 1)
-    except DFlashError:
-        commit(state, 0)
-        raise
+def _choose(forward: Forward, state: SequenceState, sampling: Sampling) -> Choices:
+    features = () if forward.features is None else (forward.features,)
+    mx.eval(forward.logits, *features, *state.arrays())
+    return choose(forward.logits, sampling, state.base + 1)

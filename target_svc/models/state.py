@@ -1,13 +1,13 @@
 """What a forward keeps of one sequence: pieces of one common life, and the whole of them.
 
-Owns the life of a piece: a forward captures R rows, `check(keep)` says whether they can be cut to
-`keep`, and `roll_back(keep)` makes the first `keep` rows final. Does not know what pieces hold;
-they are in `target_svc.models.states`.
+Owns the life of a piece: a forward captures R rows, `let_go` says that they will be run,
+`check(keep)` says whether they can be cut to `keep`, and `roll_back(keep)` makes the first `keep`
+rows final. Does not know what pieces hold; they are in `target_svc.models.states`.
 Invariant: between forwards no piece has captured rows, and all hold the same committed rows.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -26,6 +26,14 @@ class Rollable(Protocol):
 
     def roll_back(self, keep: int) -> None:
         """Make the first `keep` captured rows final and forget the rest."""
+
+
+@runtime_checkable
+class Buffered(Protocol):
+    """A piece that a forward writes into in place, once nothing else holds the old buffer."""
+
+    def let_go(self) -> None:
+        """Forget what only an abandoned build needs: the captured rows will be run."""
 
 
 def refuse_unless(captured: int, rows: int, what: str) -> None:
@@ -49,6 +57,12 @@ class SequenceState:
         self.base = 0
         self.captured = 0
         self.pieces = pieces
+        self._buffered = [piece for piece in pieces.values() if isinstance(piece, Buffered)]
+
+    def let_go(self) -> None:
+        """Call before rows are handed to the device: else MLX copies every buffer they extend."""
+        for piece in self._buffered:
+            piece.let_go()
 
     def arrays(self) -> list[mx.array]:
         """Arrays that a forward changed although no result may read them; evaluate them too."""

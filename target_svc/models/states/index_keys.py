@@ -25,22 +25,26 @@ class PooledKeys:
 
     @property
     def n_pooled(self) -> int:
-        """Blocks whose pooled key is stored."""
-        return self._pooled.length
+        """Blocks whose pooled key is stored, those of the present forward included."""
+        return self._pooled.length + self._pooled.captured
 
     def add_pooled(self, keys: mx.array) -> None:
-        """Store the pooled keys of the next blocks, [n, D]."""
+        """Capture the pooled keys of the next blocks, [n, D]; at most once in a forward."""
         self._pooled.append(keys)
-        self._pooled.roll_back(keys.shape[0])
 
     def pooled(self, blocks: int) -> mx.array:
         """Pooled keys of the first `blocks` blocks, [blocks, D]."""
-        return self._pooled.committed[:blocks]
+        return self._pooled.buffer[:blocks]
 
     @property
     def unread(self) -> Sequence[mx.array]:
         """See `Rollable`: index keys are appended long before anything scores them."""
         return (self.raw.buffer, self._pooled.buffer)
+
+    def let_go(self) -> None:
+        """See `Buffered`."""
+        self.raw.let_go()
+        self._pooled.let_go()
 
     def check(self, rows: int, keep: int) -> None:
         """See `Rollable`."""
@@ -49,4 +53,5 @@ class PooledKeys:
     def roll_back(self, keep: int) -> None:
         """See `Rollable`."""
         self.raw.roll_back(keep)
-        self._pooled.length = min(self._pooled.length, self.raw.length // self._ratio)
+        complete = self.raw.length // self._ratio - self._pooled.length
+        self._pooled.roll_back(min(self._pooled.captured, complete) if keep else 0)

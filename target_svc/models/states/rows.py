@@ -1,7 +1,8 @@
 """Rows by absolute position: attention's keys and values, and a convolution's last rows.
 
-Does not know what rows mean. Invariant: a roll-back moves a length or takes a view; nothing is
-copied.
+Does not know what rows mean. Invariants: a roll-back moves a length or takes a view; nothing is
+copied. A forward's rows stand in a buffer of their own name until it is submitted, so that an
+abandoned build leaves nothing behind; then the old name is let go, so that MLX writes in place.
 """
 
 from collections.abc import Sequence
@@ -54,25 +55,30 @@ class GrowingRows:
 
     Args:
         heads: 0 for a buffer [n, D], else [heads, n, D].
+
+    Attributes:
+        length: committed rows.
+        captured: rows of the present forward.
     """
 
     def __init__(self, heads: int, width: int, dtype: mx.Dtype) -> None:
         self._heads = heads
         self.length = 0
-        self._captured = 0
+        self.captured = 0
         self._rows = mx.zeros(self._shape(GROWTH_ROWS, width), dtype=dtype)
+        self._built: mx.array | None = None  # `_rows` with captured ones, until it is submitted
 
     def append(self, new: mx.array) -> mx.array:
         """Capture rows [heads, R, D] or [R, D]; returns a view of all rows up to them."""
-        count = new.shape[-2]
-        end = self.length + count
-        self._reserve(end)
-        self._captured = count
+        end = self.length + new.shape[-2]
+        built = self._with_room(end)[:]  # another name of the same array; assigning rebinds it
+        self.captured = new.shape[-2]
+        self._built = built
         if self._heads:
-            self._rows[:, self.length : end] = new
-            return self._rows[:, :end]
-        self._rows[self.length : end] = new
-        return self._rows[:end]
+            built[:, self.length : end] = new
+            return built[:, :end]
+        built[self.length : end] = new
+        return built[:end]
 
     @property
     def committed(self) -> mx.array:
@@ -82,29 +88,37 @@ class GrowingRows:
     @property
     def buffer(self) -> mx.array:
         """The whole buffer, for evaluation: an append nobody reads must not pile up."""
-        return self._rows
+        return self._rows if self._built is None else self._built
 
     @property
     def unread(self) -> Sequence[mx.array]:
         """See `Rollable`."""
         return ()
 
+    def let_go(self) -> None:
+        """See `Buffered`."""
+        if self._built is not None:
+            self._rows, self._built = self._built, None
+
     def check(self, rows: int, keep: int) -> None:
         """See `Rollable`."""
-        refuse_unless(self._captured, rows, "a row buffer")
+        refuse_unless(self.captured, rows, "a row buffer")
 
     def roll_back(self, keep: int) -> None:
         """See `Rollable`."""
+        if keep:
+            self.let_go()
+        self._built = None
         self.length += keep
-        self._captured = 0
+        self.captured = 0
 
-    def _reserve(self, length: int) -> None:
+    def _with_room(self, length: int) -> mx.array:
         have = self._rows.shape[-2]
         if length <= have:
-            return
+            return self._rows
         more = -(-(length - have) // GROWTH_ROWS) * GROWTH_ROWS
         extra = mx.zeros(self._shape(more, self._rows.shape[-1]), dtype=self._rows.dtype)
-        self._rows = mx.concatenate([self._rows, extra], axis=-2)
+        return mx.concatenate([self._rows, extra], axis=-2)
 
     def _shape(self, rows: int, width: int) -> tuple[int, ...]:
         return (self._heads, rows, width) if self._heads else (rows, width)
