@@ -54,13 +54,6 @@ class TensorSpan:
         return np.memmap(self.path, dtype=bits, mode="r", offset=self.offset, shape=self.shape)
 
 
-def map_file(path: Path, dtype: str) -> NDArray[Any]:
-    """Memory-map a whole file read-only as items of one container dtype, counted from its start."""
-    bits = np.dtype(_BITS[dtype])
-    count = path.stat().st_size // bits.itemsize
-    return np.memmap(path, dtype=bits, mode="r", shape=(count,))
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` of a checkpoint folder.
 
@@ -81,7 +74,7 @@ def index_tensors(folder: Path) -> dict[str, TensorSpan]:
     """
     spans: dict[str, TensorSpan] = {}
     for path in _files(folder):
-        for name, span in _read_header(path).items():
+        for name, span in _read_header(path)[0].items():
             if name in spans:
                 raise ModelMismatch(
                     f"tensor {name!r} is in {spans[name].path.name!r} and in {path.name!r}; "
@@ -89,6 +82,18 @@ def index_tensors(folder: Path) -> dict[str, TensorSpan]:
                 )
             spans[name] = span
     return spans
+
+
+def index_file(path: Path) -> tuple[dict[str, TensorSpan], dict[str, str]]:
+    """Index one safetensors file; returns its tensors by name, and its metadata.
+
+    Raises:
+        ConfigError: the file is missing.
+        ModelMismatch: the file is damaged.
+    """
+    if not path.is_file():
+        raise ConfigError(f"file not found: {str(path)!r}; the checkpoint's config names it")
+    return _read_header(path)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -119,7 +124,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_header(path: Path) -> dict[str, TensorSpan]:
+def _read_header(path: Path) -> tuple[dict[str, TensorSpan], dict[str, str]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -132,13 +137,14 @@ def _read_header(path: Path) -> dict[str, TensorSpan]:
     start = 8 + length
     try:
         header = json.loads(raw)
-        header.pop("__metadata__", None)
-        return {name: _span(path, name, entry, start, size) for name, entry in header.items()}
+        metadata = dict(header.pop("__metadata__", None) or {})
+        spans = {name: _span(path, name, entry, start, size) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelMismatch(
             f"unreadable header in {str(path)!r} ({type(error).__name__}: {error}); "
             "copy the file again"
         ) from error
+    return spans, metadata
 
 
 def _span(path: Path, name: str, entry: dict[str, Any], start: int, size: int) -> TensorSpan:

@@ -8,7 +8,7 @@ are filled, and changes no committed state; `commit` in `target_svc.rollback` do
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
@@ -99,6 +99,34 @@ class Model(Protocol):
 
     def contract(self, kind: str, layer: int, residual: mx.array) -> mx.array:
         """One tap [R, H] of the residual after `layer`; `kind` is one of `facts.contractions`."""
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A model whose host rows can be asked for before they are needed."""
+
+    def prefetch(self, ids: Sequence[int], state: SequenceState, *, skip: int = 0) -> None:
+        """Begin to read the host rows of `ids[skip:]` in the background; changes no state.
+
+        Args:
+            ids: in range; they continue `state`.
+            skip: leading ids whose rows are not wanted.
+            state: between forwards (nothing captured).
+        """
+
+    def counters(self) -> dict[str, int]:
+        """Running totals of host reads, by name; any thread may ask."""
+
+
+def read_ahead(model: Model, ids: Sequence[int], state: SequenceState, *, skip: int = 0) -> None:
+    """`ReadsAhead.prefetch` where the family reads the host for its rows."""
+    if isinstance(model, ReadsAhead):
+        model.prefetch(ids, state, skip=skip)
+
+
+def host_counters(model: Model) -> dict[str, int]:
+    """`ReadsAhead.counters` where the family reads the host for its rows."""
+    return model.counters() if isinstance(model, ReadsAhead) else {}
 
 
 def run_rows(

@@ -19,13 +19,14 @@ from common.errors import ModelMismatch
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
 from target_svc.models.blocks.hyper_connection import HyperConnection, write
 from target_svc.models.blocks.moe import Experts, ExpertWeights
-from target_svc.models.blocks.ngram import (
-    NgramLayer,
-    NgramRows,
-    NgramShape,
-    NgramTable,
-    NgramWeights,
+from target_svc.models.blocks.ngram import NgramLayer, NgramRows, NgramShape, NgramWeights
+from target_svc.models.blocks.ngram_files import (
+    EXTERNAL_FILE,
+    TableSize,
+    is_table_name,
+    open_table,
 )
+from target_svc.models.blocks.ngram_table import NgramTable
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.blocks.sparse_attention import (
     AttentionShape,
@@ -54,7 +55,6 @@ PREFIX: Final = "model.language_model."
 DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
 LINEAR: Final = "linear_attention"
 ATTENTION: Final = ("full_attention", "indexed_attention", "qwen_sparse_attention")
-_TABLE: Final = "ple.ple_embedding.ngram_embedding.shard_"
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 #: Names in the order of the blocks' weight classes.
@@ -333,9 +333,22 @@ class Model:
             raise ModelMismatch("config names a PLE layer without a table; it must name both")
         pieces: dict[str, Any] = state.pieces
         tokens = pieces["ngram.history"].extend(ids)
-        rows = self._table.gather(self.ngram_rows.rows(tokens, len(ids)))
-        bits = rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows
-        np.array(inputs.memory, copy=False)[:] = np.array(bits)
+        rows = self.ngram_rows.rows(tokens, len(ids))
+        self._table.gather_into(rows, np.array(inputs.memory, copy=False))
+
+    def prefetch(self, ids: Sequence[int], state: SequenceState, *, skip: int = 0) -> None:
+        """See `family.ReadsAhead`."""
+        count = len(ids) - skip
+        if count > 0 and self.ngram_rows is not None and self._table is not None:
+            pieces: dict[str, Any] = state.pieces
+            tokens = [*pieces["ngram.history"].ids, *ids]
+            self._table.prefetch(self.ngram_rows.rows(tokens, count))
+
+    def counters(self) -> dict[str, int]:
+        """See `family.ReadsAhead`."""
+        if self._table is None:
+            return {}
+        return {f"ngram_{name}": count for name, count in self._table.counters().items()}
 
     def forward(
         self,
@@ -567,9 +580,12 @@ def load(folder: Path) -> Model:
         ConfigError: a file is missing or not JSON.
         ModelMismatch: config and weights do not fit; the message lists names.
     """
-    args = ModelArgs.from_config(read_config(folder))
-    spans = index_tensors(folder)
-    return Model(args, Weights(_read_network(folder, args)), _open_table(args, spans))
+    config = read_config(folder)
+    args = ModelArgs.from_config(config)
+    is_external = config.get("ngram_sidecar") or config.get("text_config", {}).get("ngram_sidecar")
+    external = folder / EXTERNAL_FILE if is_external else None
+    table = _open_table(args, index_tensors(folder), external)
+    return Model(args, Weights(_read_network(folder, args)), table)
 
 
 def _read_network(folder: Path, args: ModelArgs) -> dict[str, mx.array]:
@@ -581,7 +597,7 @@ def _read_network(folder: Path, args: ModelArgs) -> dict[str, mx.array]:
 
 
 def _is_device_tensor(name: str) -> bool:
-    return _TABLE not in name and not name.startswith(DROPPED)
+    return not is_table_name(name) and not name.startswith(DROPPED)
 
 
 def _fuse_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -628,23 +644,15 @@ def _check_buffers(args: ModelArgs, tensors: Mapping[str, mx.array]) -> None:
             )
 
 
-def _open_table(args: ModelArgs, spans: Mapping[str, TensorSpan]) -> NgramTable | None:
-    found = sorted(name for name in spans if _TABLE in name)
+def _open_table(
+    args: ModelArgs, spans: Mapping[str, TensorSpan], external: Path | None
+) -> NgramTable | None:
     if args.ngram is None:
+        found = sorted(name for name in spans if is_table_name(name))
         if found:
             raise ModelMismatch(f"unexpected n-gram table {found[0]}; the config names no layer")
         return None
-    at = f"{PREFIX}layers.{args.ple_layers[0]}.{_TABLE}"
-    names = [f"{at}{part}.weight" for part in range(args.table_parts)]
-    if found != sorted(names):
-        raise ModelMismatch(
-            f"n-gram table has {len(found)} parts {found[:3]}; right are {args.table_parts} "
-            f"from {names[0]}"
-        )
-    table = NgramTable([spans[name] for name in names])
-    needed = (NgramRows(args.ngram).n_rows, args.ple_width // args.ngram.heads)
-    if (table.n_rows, table.width) != needed:
-        raise ModelMismatch(
-            f"n-gram table is {[table.n_rows, table.width]}; this config needs {list(needed)}"
-        )
-    return table
+    rows = NgramRows(args.ngram)
+    width = args.ple_width // args.ngram.heads
+    size = TableSize(rows.n_rows, int(rows.sizes.sum()), width, args.table_parts)
+    return open_table(spans, size, external=external)

@@ -8,15 +8,12 @@ Invariant: row ids never come from a device array, so a forward has no wait at t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from common.checkpoint.index import TensorSpan, map_file
-from common.checkpoint.weights import working_dtype
-from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm, gated, silu
 from target_svc.models.states.rows import RowWindow
 
@@ -119,60 +116,6 @@ def _primes(shape: NgramShape) -> list[int]:
 
 def _is_prime(value: int) -> bool:
     return value > 1 and all(value % q for q in range(2, math.isqrt(value) + 1))
-
-
-# --------------------------------------------------------------------------- the table on disk
-
-
-class NgramTable:
-    """Rows of a memory-mapped table that may be split into parts, in one file or several.
-
-    Args:
-        parts: spans of equal row counts, in row order, float32 or bfloat16.
-    """
-
-    def __init__(self, parts: Sequence[TensorSpan]) -> None:
-        self._dtype = parts[0].dtype
-        self._rows_per_part, self.width = parts[0].shape
-        if self._dtype not in ("BF16", "F32"):
-            raise ModelMismatch(f"n-gram table has dtype {self._dtype!r}; right are BF16 and F32")
-        if any(part.shape != parts[0].shape or part.dtype != self._dtype for part in parts):
-            raise ModelMismatch("parts of the n-gram table differ in shape or dtype; they may not")
-        paths = sorted({part.path for part in parts})
-        self._files = [np.asarray(map_file(path, self._dtype)) for path in paths]
-        item = self._files[0].itemsize
-        self._file_of = np.array([paths.index(part.path) for part in parts])
-        self._start_of = np.array([part.offset // item for part in parts], np.int64)
-        self._columns = np.arange(self.width)
-        if any(part.offset % item for part in parts):
-            raise ModelMismatch(f"n-gram table is not aligned to its {item} bytes; save it again")
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of all parts."""
-        return self._rows_per_part * len(self._start_of)
-
-    def gather(self, rows: NDArray[np.int64]) -> mx.array:
-        """Read rows [R, heads] as one array [R, heads * width] in the working dtype."""
-        parts, local = np.divmod(rows.reshape(-1), self._rows_per_part)
-        items = (self._start_of[parts] + local * self.width)[:, None] + self._columns
-        if len(self._files) == 1:
-            bits = self._files[0][items]
-        else:
-            bits = self._gather_files(self._file_of[parts], items)
-        bits = bits.reshape(rows.shape[0], -1)
-        if self._dtype == "F32":
-            return mx.array(bits)
-        if working_dtype(mx.bfloat16) == mx.float32:
-            return mx.array((bits.astype(np.uint32) << 16).view(np.float32))
-        return mx.array(bits).view(mx.bfloat16)
-
-    def _gather_files(self, files: NDArray[Any], items: NDArray[np.int64]) -> NDArray[Any]:
-        bits = np.empty(items.shape, self._files[0].dtype)
-        for file in set(files.tolist()):
-            mine = files == file
-            bits[mine] = self._files[file][items[mine]]
-        return bits
 
 
 # --------------------------------------------------------------------------- the layer
