@@ -110,8 +110,8 @@ class ReadsAhead(Protocol):
 
         Args:
             ids: in range; they continue `state`.
+            state: only what is committed counts; a forward may be built on it.
             skip: leading ids whose rows are not wanted.
-            state: between forwards (nothing captured).
         """
 
     def counters(self) -> dict[str, int]:

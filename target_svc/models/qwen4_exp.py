@@ -22,7 +22,7 @@ from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.ngram import NgramLayer, NgramRows, NgramShape, NgramWeights
 from target_svc.models.blocks.ngram_files import (
     EXTERNAL_FILE,
-    TableSize,
+    TableFacts,
     is_table_name,
     open_table,
 )
@@ -654,5 +654,6 @@ def _open_table(
         return None
     rows = NgramRows(args.ngram)
     width = args.ple_width // args.ngram.heads
-    size = TableSize(rows.n_rows, int(rows.sizes.sum()), width, args.table_parts)
-    return open_table(spans, size, external=external)
+    n_used = int(rows.sizes.sum())
+    facts = TableFacts(args.ple_layers[0], rows.n_rows, n_used, width, args.table_parts)
+    return open_table(spans, facts, external=external)

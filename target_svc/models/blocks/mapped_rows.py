@@ -17,6 +17,7 @@ Why it looks so, for rows of 320 B, 16 of them per token, medians on ext4 over a
 
 import contextlib
 import mmap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,8 @@ from common.checkpoint.index import TensorSpan
 from common.errors import ModelMismatch
 
 _PAGE: Final = mmap.PAGESIZE
+_BURST: Final = 32  # pages advised, at 16 us each, before other threads may run: advising keeps
+# the interpreter to itself
 
 #: Pages of one file that shall be read ahead: page numbers, unique.
 Claim = tuple["MappedFile", NDArray[np.int64]]
@@ -44,6 +47,7 @@ class MappedFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with contextlib.suppress(OSError):
             self._map.madvise(mmap.MADV_RANDOM)
+        self._bytes = np.frombuffer(self._map, np.uint8)
         self._is_asked = np.zeros(-(-len(self._map) // _PAGE), np.bool_)
 
     def windows(self, n_bytes: int) -> NDArray[Any]:
@@ -64,8 +68,14 @@ class MappedFile:
     def advise(self, pages: NDArray[np.int64]) -> None:
         """Ask for pages; returns before they are read. Advice is never an error."""
         with contextlib.suppress(OSError):
-            for page in pages.tolist():
+            for count, page in enumerate(pages.tolist(), start=1):
                 self._map.madvise(mmap.MADV_WILLNEED, page * _PAGE, _PAGE)
+                if count % _BURST == 0:
+                    time.sleep(0)
+
+    def await_pages(self, pages: NDArray[np.int64]) -> None:
+        """Touch pages, so that the thread that will copy from them neither waits nor faults."""
+        self._bytes[pages * _PAGE]
 
     def advise_range(self, offset: int, n_bytes: int) -> None:
         """Ask for everything from `offset` on, `n_bytes` long."""

@@ -34,7 +34,7 @@ from target_svc.models.blocks.row_formats import (
 EXTERNAL_FILE: Final = "ngram-table.safetensors"
 EXTERNAL_NAMES: Final = ("ngram.weight", "ngram.scales", "ngram.biases")
 _IN_PACK: Final = re.compile(
-    r"(?:^|\.)ple\.ple_embedding\.ngram_embedding\."
+    r"(?:^|\.)layers\.(?P<layer>\d+)\.ple\.ple_embedding\.ngram_embedding\."
     r"(?:(?:shard_|shards\.)(?P<part>\d+)\.)?(?P<kind>weight|scales|biases|weight_scale)$"
 )
 _VALUES: Final[dict[mx.Dtype, np.dtype[Any]]] = {
@@ -50,9 +50,10 @@ _FLOAT_OF: Final[dict[str, mx.Dtype]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TableSize:
+class TableFacts:
     """What a config says of its table."""
 
+    layer: int
     n_rows: int  # padding included
     n_used: int  # without
     width: int
@@ -66,7 +67,7 @@ def is_table_name(name: str) -> bool:
 
 def open_table(
     spans: Mapping[str, TensorSpan],
-    size: TableSize,
+    facts: TableFacts,
     *,
     external: Path | None = None,
     cache_bytes: int | None = None,
@@ -75,7 +76,7 @@ def open_table(
 
     Args:
         spans: all tensors of the checkpoint.
-        size: what its config says.
+        facts: what its config says.
         external: the file that holds the table, where the pack keeps it apart.
         cache_bytes: see `NgramTable`.
 
@@ -84,18 +85,18 @@ def open_table(
         ModelMismatch: parts are missing, or shape or format do not fit; the message says which.
     """
     if external is not None:
-        pieces, scale = _external_pieces(external, size), None
-        allowed = (size.n_rows, size.n_used)
+        pieces, scale = _external_pieces(external, facts), None
+        allowed = (facts.n_rows, facts.n_used)
     else:
-        pieces, scale = _in_pack_pieces(spans, size.n_parts)
-        allowed = (size.n_rows, size.n_rows)
+        pieces, scale = _in_pack_pieces(spans, facts)
+        allowed = (facts.n_rows, facts.n_rows)
     files = map_files([span for parts in pieces.values() for span in parts])
     mapped = {kind: MappedRows(parts, files) for kind, parts in pieces.items()}
-    table = NgramTable(_format(mapped, scale, size.width), cache_bytes=cache_bytes)
-    if table.n_rows not in allowed or table.width != size.width:
+    table = NgramTable(_format(mapped, scale, facts.width), cache_bytes=cache_bytes)
+    if table.n_rows not in allowed or table.width != facts.width:
         raise ModelMismatch(
             f"n-gram table is {[table.n_rows, table.width]}; this config needs "
-            f"{[size.n_rows, size.width]}"
+            f"{[facts.n_rows, facts.width]}"
         )
     return table
 
@@ -135,7 +136,7 @@ def _read_scalar(span: TensorSpan) -> np.float32:
 
 
 def _in_pack_pieces(
-    spans: Mapping[str, TensorSpan], n_parts: int
+    spans: Mapping[str, TensorSpan], facts: TableFacts
 ) -> tuple[dict[str, list[TensorSpan]], TensorSpan | None]:
     """Parts in row order by kind, and the one scale of FP8 rows."""
     found: dict[str, dict[int, TensorSpan]] = {}
@@ -144,20 +145,23 @@ def _in_pack_pieces(
         match = _IN_PACK.search(name)
         if match is None:
             continue
+        if int(match["layer"]) != facts.layer:
+            raise ModelMismatch(f"n-gram table {name!r}; the config names layer {facts.layer}")
         if match["kind"] == "weight_scale" and match["part"] is None:
             scale = span
         else:
             found.setdefault(match["kind"], {})[int(match["part"] or 0)] = span
     for kind, parts in (found or {"weight": {}}).items():
-        if sorted(parts) != list(range(n_parts)):
+        if sorted(parts) != list(range(facts.n_parts)):
             raise ModelMismatch(
                 f"n-gram table has {len(parts)} parts of {kind}, {sorted(parts)[:3]}..; right are "
-                f"{n_parts} from ngram_embedding.shard_0 on"
+                f"{facts.n_parts} from ngram_embedding.shard_0 on"
             )
-    return {kind: [parts[part] for part in range(n_parts)] for kind, parts in found.items()}, scale
+    parts_of = {kind: [parts[part] for part in sorted(parts)] for kind, parts in found.items()}
+    return parts_of, scale
 
 
-def _external_pieces(path: Path, size: TableSize) -> dict[str, list[TensorSpan]]:
+def _external_pieces(path: Path, facts: TableFacts) -> dict[str, list[TensorSpan]]:
     spans, metadata = index_file(path)
     found = {name: spans[name] for name in EXTERNAL_NAMES if name in spans}
     if EXTERNAL_NAMES[0] not in found:
@@ -168,9 +172,9 @@ def _external_pieces(path: Path, size: TableSize) -> dict[str, list[TensorSpan]]
     groups = found[EXTERNAL_NAMES[1]].shape[-1] if EXTERNAL_NAMES[1] in found else 1
     made = {
         "rows": weight.shape[0],
-        "dim": size.width,
-        "ngram_bits": 8 * weight.n_bytes // (weight.shape[0] * size.width),
-        "ngram_group_size": size.width // groups,
+        "dim": facts.width,
+        "ngram_bits": 8 * weight.n_bytes // (weight.shape[0] * facts.width),
+        "ngram_group_size": facts.width // groups,
     }
     for key, value in made.items():
         said = metadata.get(key)

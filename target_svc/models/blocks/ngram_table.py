@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import EngineError
 from target_svc.models.blocks.mapped_rows import Claim
 from target_svc.models.blocks.row_cache import RowCache
 from target_svc.models.blocks.row_formats import BFLOAT16_BITS, RowFormat, convert
@@ -72,7 +73,12 @@ class NgramTable:
             rows: ids in 0..n_rows-1.
             out: [R, heads * width], contiguous; float32, float16, or uint16 for bfloat16's bits.
                 Another dtype than the table's own is rounded to.
+
+        Raises:
+            EngineError: the buffer is not contiguous; nothing was written.
         """
+        if not out.flags.c_contiguous:
+            raise EngineError(f"buffer has strides {out.strides}; rows need a contiguous one")
         flat = rows.reshape(-1)
         buffer = out.reshape(len(flat), self.width)
         if buffer.dtype == self._rows.values:
@@ -95,7 +101,7 @@ class NgramTable:
         self._counts["prefetched"] += len(flat)
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, "ngram-read-ahead")
-        self._asked = self._ahead.submit(_advise, claims)
+        self._asked = self._ahead.submit(_read_ahead, claims)
 
     def counters(self) -> dict[str, int]:
         """Totals: rows by cache `hits` and `misses`, rows `prefetched`, `bytes_read`.
@@ -140,3 +146,9 @@ class NgramTable:
 def _advise(claims: Sequence[Claim]) -> None:
     for file, pages in claims:
         file.advise(pages)
+
+
+def _read_ahead(claims: Sequence[Claim]) -> None:
+    _advise(claims)
+    for file, pages in claims:
+        file.await_pages(pages)

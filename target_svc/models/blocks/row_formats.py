@@ -169,9 +169,10 @@ class AffineRows:
         """See `RowFormat`."""
         codes, scales, biases = (piece.read(rows) for piece in self.pieces)
         out = self._codes_of.take(codes, axis=0).reshape(len(rows), -1, self.group_size)
-        out *= to_float32(scales.view(self._stored))[:, :, None]
-        out = self._rounded(out)
-        out += to_float32(biases.view(self._stored))[:, :, None]
+        with np.errstate(all="ignore"):  # a damaged scale shows in the scores, and is caught there
+            out *= to_float32(scales.view(self._stored))[:, :, None]
+            out = self._rounded(out)
+            out += to_float32(biases.view(self._stored))[:, :, None]
         return from_float32(self._rounded(out).reshape(len(rows), self.width), self.values)
 
     def _rounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
