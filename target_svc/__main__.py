@@ -21,6 +21,8 @@ from common.wire.messages import Ready  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
 from target_svc.engine import Engine  # noqa: E402
 from target_svc.load import EngineOptions, load_engine  # noqa: E402
+from target_svc.score import parse_feed, read_ids  # noqa: E402
+from target_svc.score import score as score_ids  # noqa: E402
 from target_svc.service import TargetService  # noqa: E402
 from target_svc.taps import TapPlan  # noqa: E402
 
@@ -104,6 +106,29 @@ def direct(target: Path, device: str) -> None:
     except DFlashError as fault:
         logger.error("%s", fault)
         sys.exit(fault.exit_code)
+
+
+@main.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("ids", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--feed", default="all", show_default=True, help="Rows per forward: all, one, or N.")
+@click.option("--device", default="auto", show_default=True)
+def score(checkpoint: Path, ids: Path, out: Path, feed: str, device: str) -> None:
+    """Write the scores of the tokens in IDS (.npy) to OUT, float32 [N, V], and print their nats."""
+    log.set_up("score", "warning")
+    try:
+        feed_rows, tokens = parse_feed(feed), read_ids(ids)
+        choose_device(device)
+        model = load_engine(checkpoint, None, EngineOptions()).model
+        nats = score_ids(model, tokens, out, feed_rows=feed_rows)
+    except DFlashError as fault:
+        click.echo(f"error: {fault}", err=True)
+        sys.exit(fault.exit_code)
+    if nats is None:
+        click.echo("1 token; nats per token need two")
+    else:
+        click.echo(f"{len(tokens)} tokens, {nats:.6f} nats per token")
 
 
 if __name__ == "__main__":
