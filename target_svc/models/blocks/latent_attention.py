@@ -1,0 +1,98 @@
+"""Attention over latent rows, without positions: keys and values are never expanded.
+
+Knows one layer's rows and its latent cache. With the published `kv_b_proj` a head's keys are
+W_k c and its values W_v c of one latent row c per token, so
+
+    q . (W_k c) = (W_k^T q) . c          sum of p (W_v c) = W_v (sum of p c)
+
+and all heads attend over the same cache [n, rank]. This costs less than expanding in decode, in a
+verify and in chunks of fewer than `rank` rows; one form serves them all.
+Invariant: row i depends on rows 0..i only.
+
+Source: DeepSeek-AI, DeepSeek-V2 (arXiv 2405.04434), 2.1: the absorbed form.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from target_svc.models.blocks.norms import RmsNorm, is_cpu
+from target_svc.models.blocks.pooled_index import PooledIndex, RowPlan
+from target_svc.models.states.gated_pools import GatedPools
+from target_svc.models.states.rows import GrowingRows
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Heads and widths of one layer."""
+
+    heads: int
+    key_dim: int  # of a head's expanded key
+    value_dim: int
+    rank: int  # of the cached latents
+    q_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Weights of one layer, in the published orientation."""
+
+    q_down: mx.array  # [q_rank, H]
+    q_norm: mx.array  # [q_rank], the full factor
+    q_up: mx.array  # [heads * key_dim, q_rank]
+    kv_down: mx.array  # [rank, H]
+    kv_norm: mx.array  # [rank], the full factor
+    kv_up: mx.array  # [heads * (key_dim + value_dim), rank], per head: key then value
+    out: mx.array  # [H, heads * value_dim]
+
+
+class LatentAttention:
+    """One layer."""
+
+    def __init__(
+        self, weights: LatentWeights, index: PooledIndex, shape: LatentShape, eps: float
+    ) -> None:
+        self._shape = shape
+        self.index = index
+        parts = [weights.q_down, weights.kv_down, index.into]
+        self._into = mx.contiguous(mx.concatenate(parts).T)
+        self._q_norm = RmsNorm(weights.q_norm, eps)
+        self._kv_norm = RmsNorm(weights.kv_norm, eps)
+        self._q_up = mx.contiguous(weights.q_up.T)
+        up = weights.kv_up.reshape(shape.heads, shape.key_dim + shape.value_dim, shape.rank)
+        self._key_up = up[:, : shape.key_dim] * shape.key_dim**-0.5  # with the scores' scale
+        self._value_up = mx.contiguous(up[:, shape.key_dim :].swapaxes(1, 2))
+        self._out = mx.contiguous(weights.out.T)
+
+    def __call__(
+        self, x: mx.array, plan: RowPlan, latents: GrowingRows, pools: GatedPools
+    ) -> mx.array:
+        """Mix x [R, H]; captures the rows' latents and index keys."""
+        shape, rows = self._shape, plan.rows
+        ends = [shape.q_rank, shape.q_rank + shape.rank]
+        q, kv, indexed = mx.split(x @ self._into, ends, axis=-1)
+        q = self._q_norm(q)
+        hidden = self.index.hide(indexed, q, plan, pools)
+        seen = latents.append(self._kv_norm(kv))
+        q = (q @ self._q_up).reshape(rows, shape.heads, shape.key_dim).swapaxes(0, 1)
+        mixed = self._attend(q @ self._key_up, seen, hidden) @ self._value_up
+        return mixed.swapaxes(0, 1).reshape(rows, -1) @ self._out
+
+    def _attend(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
+        """Attend q [heads, R, rank] over n latents; `hidden` is additive [R, n]."""
+        if not is_cpu():
+            return self._attend_fused(q, seen, hidden)
+        heads, rows, rank = q.shape
+        scores = (q.reshape(-1, rank) @ seen.T).reshape(heads, rows, -1)
+        if hidden is not None:
+            scores = scores + hidden
+        weights = mx.softmax(scores, axis=-1).reshape(heads * rows, -1)
+        return (weights @ seen).reshape(heads, rows, rank)
+
+    def _attend_fused(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
+        """The same through MLX's own function, which chooses a kernel by shape and device."""
+        mask = None if hidden is None else hidden.astype(q.dtype)
+        latents = seen[None, None]
+        return mx.fast.scaled_dot_product_attention(
+            q[None], latents, latents, scale=1.0, mask=mask
+        )[0]
