@@ -18,6 +18,9 @@ PAIR_DIR: Final = Path(__file__).parent / "demo" / "pair"  # the embedded pair
 
 KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _DEVICES: Final = ("auto", "cpu", "gpu")
+_BUILDS: Final = ("auto", "whole", "pipelined")
+_FILLS: Final = ("auto", "eager", "deferred")
+_SWITCH: Final = ("auto", "on", "off")
 _WIDTHS: Final = ("auto", "fixed", *map(str, range(1, 17)))  # a verify has at most 16 rows
 
 
@@ -107,7 +110,10 @@ class TargetConfig(_Checked):
     max_context: int = _key(0, "most tokens of prompt and reply; 0: the model's limit", 0)
     prefill_chunk: int = _key(256, "prompt tokens per forward", 1, 65_536)
     verify_width: str = _name("auto", "pad every verify: to the block, N rows, or not", *_WIDTHS)
+    build: str = _name("auto", "hand a graph over at once or by layers", *_BUILDS)
     pipeline_layers: int = _key(0, "layers per hand-over to the device; 0: by device", 0, 1024)
+    ple: str = _name("auto", "gather n-gram rows before or after a graph is built", *_FILLS)
+    prebuild: str = _name("auto", "build the next verify's graph while waiting", *_SWITCH)
     ready_timeout_s: float = _key(300.0, "longest time from start to ready", 1)
     restarts: int = _key(3, "how often a dead process is started again", 0)
     backoff_s: float = _key(0.5, "wait before the first restart; doubles up to 30 s", 0, 30)

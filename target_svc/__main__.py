@@ -18,6 +18,7 @@ from common.errors import DFlashError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
 from common.settings import TargetConfig  # noqa: E402
 from common.wire.messages import Ready  # noqa: E402
+from target_svc.build import DEFERRED, WHOLE  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
 from target_svc.engine import Engine  # noqa: E402
 from target_svc.load import EngineOptions, load_engine  # noqa: E402
@@ -43,7 +44,9 @@ def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
         max_context=target.max_context or None,
         prefill_chunk=target.prefill_chunk,
         verify_width=width,
-        pipeline_layers=target.pipeline_layers or None,
+        pipeline_layers=0 if target.build == WHOLE else target.pipeline_layers or None,
+        is_deferred=None if target.ple == "auto" else target.ple == DEFERRED,
+        prebuilds=None if target.prebuild == "auto" else target.prebuild == "on",
     )
 
 
@@ -58,7 +61,12 @@ def serve(worker: Worker) -> int:
     ladder = warm_up(engine, worker)
     shell = worker.shell
     actor = TargetService(engine, shell.send, config.target.capacity)
-    notes = {"blas": BLAS.note, "blas_threads": environment().get("OPENBLAS_NUM_THREADS", "")}
+    notes = {
+        "blas": BLAS.note,
+        "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
+        "build": engine.plan.build.name,
+        "prebuild": "on" if engine.plan.prebuilds else "off",
+    }
     shell.report(
         Ready(
             capacity=config.target.capacity,

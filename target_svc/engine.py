@@ -8,9 +8,8 @@ anchor, at position `base`, is committed but not forwarded. Only the anchor and 
 ever committed to state.
 """
 
-import time
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -18,40 +17,16 @@ from tokenizers import Tokenizer
 from common.errors import BadRequest, EngineError, TooLong, Unsupported
 from common.wire import messages
 from target_svc.build import Build
+from target_svc.card import EngineCard
 from target_svc.distribution import Sampling
-from target_svc.models.family import Model
+from target_svc.models.family import Model, read_ahead
 from target_svc.prefill import PrefillStep, check_ids, prefill_steps
 from target_svc.taps import FeatureStore, Taps
 from target_svc.text import encode
 from target_svc.verify import Verdict, VerifyPlan, run_round
+from target_svc.warm_up import measure_ladder
 
-_WARM_UP_ROWS = 256  # context at which the ladder is measured
-_WARM_UP_TURNS = 8  # timed rounds of every width, after one that is not timed
-_WARM_UP_LEAST = 3  # of them, where they take long
-_WARM_UP_S = 5.0  # after so long no further turn is begun
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCard:
-    """What a target says of itself."""
-
-    wire: messages.ModelCard
-    eos_ids: tuple[int, ...]
-
-    @property
-    def vocab_size(self) -> int:
-        """Valid ids are 0..vocab_size-1."""
-        return self.wire.vocab_size
-
-    @property
-    def context_len(self) -> int:
-        """Most tokens of prompt and reply."""
-        return self.wire.context_len
-
-    @property
-    def block_size(self) -> int:
-        """B of the drafter; 0 without one."""
-        return self.wire.block_size
+_WARM_UP_CONTEXT = 256  # tokens at which the ladder is measured
 
 
 class Engine:
@@ -85,6 +60,12 @@ class Engine:
         self.plan = plan
         self.prefill_chunk = prefill_chunk
         self.max_rows = max_rows
+        self._ladder: dict[int, float] = {}
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the widest verify."""
+        return self.plan.width or self.max_rows
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens are not recognised in it."""
@@ -114,28 +95,29 @@ class Engine:
             widths: rows, 1..max_rows each; None is all of them.
 
         Returns:
-            Milliseconds of a verify by rows, the lower quartile of each width, because other
-            processes start at the same time: the cost ladder of this machine.
+            Milliseconds of a verify by rows: the cost ladder of this machine.
         """
-        wanted = list(range(1, self.max_rows + 1)) if widths is None else list(widths)
-        timings: dict[int, list[float]] = {rows: [] for rows in wanted}
         session = self.open(messages.Sampling(), taps=self.taps is not None)
-        length = max(1, min(_WARM_UP_ROWS, self.card.context_len // 2))
+        length = max(1, min(_WARM_UP_CONTEXT, self.card.context_len // 2))
         vocab = self.card.vocab_size
         for _ in session.prefill([(31 * index + 8) % vocab for index in range(length)]):
             pass
-        begun = time.perf_counter()
-        for turn in range(_WARM_UP_TURNS + 1):  # widths take turns, so that drift hits all alike
-            if turn > _WARM_UP_LEAST and time.perf_counter() - begun > _WARM_UP_S:
-                break
-            first = turn % len(wanted)  # and another one begins each turn
-            for rows in wanted[first:] + wanted[:first]:
-                drafts = [(turn + 17 * row) % vocab for row in range(1, rows)]
-                verdict = session.verify(drafts, rows)
-                if turn:
-                    timings[rows].append(verdict.build_ms + verdict.eval_ms)
+
+        def run(rows: int, turn: int) -> float:
+            if self.plan.prebuilds:
+                session.prepare(rows)
+            verdict = session.verify([(turn + 17 * row) % vocab for row in range(1, rows)], rows)
+            return verdict.build_ms + verdict.eval_ms
+
+        self._ladder = measure_ladder(list(widths or range(1, self.max_rows + 1)), run)
         session.close()
-        return {rows: sorted(times)[len(times) // 4] for rows, times in timings.items()}
+        return self._ladder
+
+    def fits(self, built: int, rows: int) -> bool:
+        """Whether a graph of `built` rows serves a verify of `rows`: it costs no more by itself."""
+        if built <= rows:
+            return built == rows
+        return self._ladder.get(built, math.inf) <= self._ladder.get(rows, 0.0)
 
 
 class Session:
@@ -153,7 +135,7 @@ class Session:
         self._state = engine.model.new_state()
         self._store = FeatureStore(taps.plan.window) if taps is not None else None
         self._standing: Build | None = None
-        self._next_rows = engine.plan.width or 1  # of the standing build
+        self._last_rows = 1
         self._ids: list[int] = []  # committed, the anchor last
         self._is_closed = False
         self._is_prefilled = False
@@ -216,18 +198,31 @@ class Session:
             sampling=self._sampling,
         )
 
-    def prepare(self) -> bool:
-        """Build the graph of the next verify on empty leaves; nothing is run.
+    @property
+    def can_prepare(self) -> bool:
+        """Whether a verify may come and no graph stands ready for it."""
+        return self._is_prefilled and not self._is_closed and self._standing is None
 
-        The next verify is taken to be as wide as the last one. Returns whether anything was built.
+    def prepare(self, rows: int | None = None) -> None:
+        """Build the graph of the next verify on empty leaves, if none stands; nothing is run.
+
+        Args:
+            rows: of the next verify; None takes it to be as wide as the last one.
         """
-        if self._is_closed or not self._is_prefilled or self._standing is not None:
-            return False
-        engine = self._engine
-        self._standing = Build(
-            engine.model, self._state, self._next_rows, self._taps, engine.plan.build
-        )
-        return True
+        if not self.can_prepare:
+            return
+        plan = self._engine.plan
+        rows = plan.width or rows or self._last_rows
+        self._standing = Build(self._engine.model, self._state, rows, self._taps, plan.build)
+
+    def prefetch(self, draft_ids: Sequence[int]) -> None:
+        """Begin to read what a verify of these drafts will need of the host; returns at once.
+
+        Drafts are advice: ids outside the vocabulary are left alone here, and `verify` refuses them.
+        """
+        vocab = self._engine.card.vocab_size
+        if self._is_prefilled and not self._is_closed and all(0 <= i < vocab for i in draft_ids):
+            read_ahead(self._engine.model, [self.anchor_id, *draft_ids], self._state)
 
     def verify(self, draft_ids: Sequence[int], rows: int) -> Verdict:
         """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
@@ -244,9 +239,8 @@ class Session:
                 `rebuild` makes it anew.
         """
         self._check_open(prefilled=True)
-        most = self._engine.plan.width or self._engine.max_rows
-        if not 1 <= rows <= most:
-            raise BadRequest(f"rows {rows}; a verify here has 1..{most}")
+        if not 1 <= rows <= self._engine.most_rows:
+            raise BadRequest(f"rows {rows}; a verify here has 1..{self._engine.most_rows}")
         drafts = list(draft_ids[: rows - 1])
         check_ids(drafts, self._engine.card.vocab_size, "draft")
         build = self._take_build(len(drafts) + 1)
@@ -282,11 +276,11 @@ class Session:
     def _take_build(self, rows: int) -> Build | None:
         """The standing build if it fits the round; else it is abandoned."""
         build, self._standing = self._standing, None
-        self._next_rows = self._engine.plan.width or rows
-        if build is not None and build.rows != self._next_rows:
-            build.abandon()
-            return None
-        return build
+        self._last_rows = rows
+        if build is None or self._engine.fits(build.rows, self._engine.plan.width or rows):
+            return build
+        build.abandon()
+        return None
 
     def _remember(self, features: mx.array | None) -> None:
         if self._store is not None and features is not None:

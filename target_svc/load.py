@@ -13,8 +13,9 @@ from common.checkpoint.index import index_tensors, read_config
 from common.errors import ConfigError, ModelMismatch
 from common.wire.messages import ModelCard
 from target_svc.build import BuildPlan
-from target_svc.engine import Engine, EngineCard
-from target_svc.models import qwen4_exp
+from target_svc.card import EngineCard
+from target_svc.engine import Engine
+from target_svc.models import glm5_next, qwen4_exp
 from target_svc.models.blocks.norms import is_cpu
 from target_svc.models.family import Model
 from target_svc.taps import TapHashes, Taps, load_taps
@@ -25,10 +26,12 @@ from target_svc.verify import VerifyPlan
 FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
     "qwen4_exp": qwen4_exp.load,
     "qwen4_exp_text": qwen4_exp.load,
+    "glm5_next": glm5_next.load,
+    "glm5_next_text": glm5_next.load,
 }
-#: Layers per hand-over while a graph is built, by measurement; 0 hands over once, at the end.
-PIPELINE_ON_CPU: Final = 1
-PIPELINE_ON_GPU: Final = 4
+#: How forwards are built where nobody says, by measurement.
+ON_CPU: Final = VerifyPlan(build=BuildPlan(1, is_deferred=False), prebuilds=True)
+ON_GPU: Final = VerifyPlan(build=BuildPlan(4, is_deferred=False), prebuilds=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class EngineOptions:
     prefill_chunk: int = 256  # prompt tokens per forward
     verify_width: int | None = None  # pad every verify to so many rows
     pipeline_layers: int | None = None  # None chooses by device; 0 never
-    is_deferred: bool = False  # fill the leaves as late as can be
+    is_deferred: bool | None = None  # fill leaves as late as can be; None chooses by device
+    prebuilds: bool | None = None  # build the next verify's graph ahead; None chooses by device
     max_rows: int = 16
 
     def __post_init__(self) -> None:
@@ -83,18 +87,30 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
     taps, hashes = (None, None) if drafter is None else load_taps(drafter, model)
     context_len = min(options.max_context or model.facts.context_len, model.facts.context_len)
     wire = _card(target, model_type, model, context_len, taps, hashes)
-    pipeline = options.pipeline_layers
-    if pipeline is None:
-        pipeline = PIPELINE_ON_CPU if is_cpu() else PIPELINE_ON_GPU
     return Engine(
         model,
         tokenizer,
         EngineCard(wire, model.facts.eos_ids),
         taps,
-        VerifyPlan(options.verify_width, BuildPlan(pipeline, options.is_deferred)),
+        verify_plan(options),
         prefill_chunk=options.prefill_chunk,
         max_rows=options.verify_width or options.max_rows,
     )
+
+
+def verify_plan(options: EngineOptions) -> VerifyPlan:
+    """What is asked for, and for the rest what measured best on this kind of device."""
+    own = ON_CPU if is_cpu() else ON_GPU
+    layers, is_deferred, prebuilds = (
+        mine if asked is None else asked
+        for asked, mine in (
+            (options.pipeline_layers, own.build.pipeline_layers),
+            (options.is_deferred, own.build.is_deferred),
+            (options.prebuilds, own.prebuilds),
+        )
+    )
+    build = BuildPlan(int(layers), is_deferred=bool(is_deferred))
+    return VerifyPlan(options.verify_width, build, prebuilds=bool(prebuilds))
 
 
 def _card(

@@ -48,6 +48,14 @@ class BlockWait:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A round that is run again, in one row, once the session's state is made anew."""
+
+    order: Verify
+    waited_ms: float
+
+
 class Seat:
     """State of one session between messages.
 
@@ -60,6 +68,9 @@ class Seat:
         block: the one block kept for the present round, or None.
         last: the verdict of the previous round, for a repeated Verify.
         answers: what this session's Open was answered, for a repeated Open.
+        steps: chunks of the prompt, or of a rebuild, that are still to be run.
+        retry: the round that waits for a rebuild, else None.
+        n_rebuilds: in a row, without a round between them.
     """
 
     def __init__(
@@ -87,6 +98,9 @@ class Seat:
         self.block: Block | None = None
         self.last: Verified | None = None
         self.answers: list[Opened | Prefilled] = []
+        self.retry: Retry | None = None
+        self.n_rebuilds = 0
+        self._is_finished = False
         self._text = text
         self._stop_ids = frozenset[int]() if sampling.ignore_eos else stop_ids
         self._n_generated = n_generated
@@ -107,8 +121,14 @@ class Seat:
             if self._n_generated >= self._max_tokens:
                 finish = "length"
                 break
+        self._is_finished = bool(finish)
         tail = self._text.finish() if finish else ""
         return Emission(tuple(kept), tuple(pieces), finish, tail)
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether another round may come and no graph stands ready for it."""
+        return not self._is_finished and self.retry is None and self.session.can_prepare
 
     def expects(self, key: RoundKey) -> bool:
         """Whether `key` names the round that may run now."""

@@ -1,16 +1,16 @@
 """The target as an actor: messages in, session calls, messages out.
 
-Owns the seats, the order of prefill chunks and the wait for a block. Does not know sockets,
-threads, the policy or how a verify works. Runs on the compute thread.
+Owns the seats and the order of prefill chunks. Does not know sockets, threads, the policy, rounds
+or how a verify works. Runs on the compute thread.
 
-Invariant: a round runs at most once. A repeated Verify gets the stored verdict; a Verify, Block or
-Link that does not match its seat is dropped and counted.
+Invariant: a message that does not match its seat is dropped and counted, and a fault of one session
+never reaches another.
 """
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from common.errors import BadRequest, Busy, DFlashError, TooLong
@@ -28,14 +28,15 @@ from common.wire.messages import (
     Renew,
     Resync,
     Scalar,
-    Verified,
     Verify,
 )
 from common.wire.tensors import Tensor, from_ids, to_text
 from target_svc.engine import Engine
 from target_svc.frames import ids_of
 from target_svc.links import FeatureLinks
+from target_svc.models.family import host_counters
 from target_svc.prefill import PrefillStep
+from target_svc.rounds import Rounds
 from target_svc.seat import Seat
 from target_svc.text import Detokenizer
 
@@ -59,6 +60,7 @@ class TargetService:
         self._prefilling: deque[Seat] = deque()
         self._counters: Counter[str] = Counter(verifies=0)
         self._links = FeatureLinks(send, self._counters)
+        self._rounds = Rounds(engine, send, self._links, self._prefilling, self._counters)
 
     # ------------------------------------------------------------------ the actor's face
 
@@ -70,7 +72,10 @@ class TargetService:
             case Verify():
                 self._guard(message.key.session, lambda: self._verify(message, now))
             case Block():
-                self._guard(message.key.session, lambda: self._block(peer, message, now))
+                seat = self._seats.get(message.key.session)
+                self._guard(
+                    message.key.session, lambda: self._rounds.block(peer, seat, message, now)
+                )
             case Link():
                 self._links.link(peer, message, self._seats.get(message.session))
             case Resync():
@@ -80,7 +85,7 @@ class TargetService:
             case Close():
                 self._close(message.session)
             case _:
-                self._drop("unexpected_" + type(message).__name__.lower())
+                self._counters["unexpected_" + type(message).__name__.lower()] += 1
 
     def on_lost(self, peer: Peer, now: float) -> None:
         """A connection is gone: without the coordinator every session ends, else its link does."""
@@ -93,12 +98,15 @@ class TargetService:
                 self._links.lose(seat, "connection lost")
 
     def work(self, now: float) -> bool:
-        """Run one prefill chunk of the session whose turn it is; True if any is left."""
+        """Run one prefill chunk of the session whose turn it is, or build ahead; True: go on."""
         if not self._prefilling:
-            return False
+            return self._rounds.prepare(self._seats.values())
         seat = self._prefilling.popleft()
-        self._guard(seat.name, lambda: self._prefill_chunk(seat))
-        return bool(self._prefilling)
+        if seat.retry is None:
+            self._guard(seat.name, lambda: self._prefill_chunk(seat))
+        else:
+            self._guard(seat.name, partial(self._rounds.resume, seat, seat.retry))
+        return True
 
     def next_deadline(self) -> float | None:
         """When the earliest wait for a block ends, in monotonic seconds."""
@@ -109,13 +117,12 @@ class TargetService:
         """Run one row for every round whose block did not come in time."""
         for seat in list(self._seats.values()):
             if seat.waiting is not None and seat.waiting.until <= now:
-                self._counters["late_blocks"] += 1
-                waited = seat.waited_ms(now)
-                self._guard(seat.name, partial(self._run, seat, seat.waiting.order, (), waited))
+                self._guard(seat.name, partial(self._rounds.give_up_waiting, seat, now))
 
     def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
         """State, sessions held and counters."""
-        return ("busy" if self._seats else "ready", len(self._seats), dict(self._counters))
+        counters = {**self._counters, **host_counters(self._engine.model)}
+        return ("busy" if self._seats else "ready", len(self._seats), counters)
 
     # ------------------------------------------------------------------ sessions
 
@@ -214,69 +221,9 @@ class TargetService:
             retry_after_s = fault.retry_after_s if isinstance(fault, Busy) else 0.0
             self._send(CONTROL_PEER, Failed(name, fault.code, fault.message, retry_after_s))
 
-    # ------------------------------------------------------------------ rounds
-
     def _verify(self, order: Verify, now: float) -> None:
         seat = self._seats.get(order.key.session)
         if seat is None:
             # The coordinator must hear it: a silent drop would cost a whole progress budget.
             raise BadRequest(f"session {order.key.session!r} is not open at this target")
-        stored = seat.stored_verdict(order.key)
-        if stored is not None:
-            self._send(CONTROL_PEER, stored)
-            return
-        if not seat.expects(order.key) or seat in self._prefilling:
-            self._drop("stale_verify")
-            return
-        if order.copy_ids:
-            self._run(seat, order, order.copy_ids)
-        elif order.rows == 1 or order.key.draft_id == 0:
-            self._run(seat, order, ())
-        elif (block := seat.block_for(order)) is not None:
-            self._run(seat, order, block.ids)
-        else:
-            seat.wait_for_block(order, now)
-
-    def _block(self, peer: Peer, block: Block, now: float) -> None:
-        seat = self._seats.get(block.key.session)
-        if seat is None or seat.link != peer or not seat.take_block(block):
-            self._drop("stale_block")
-            return
-        if seat.waiting is not None and seat.block_for(seat.waiting.order) is not None:
-            self._run(seat, seat.waiting.order, block.ids, seat.waited_ms(now))
-
-    def _run(
-        self, seat: Seat, order: Verify, draft_ids: Sequence[int], waited_ms: float = 0.0
-    ) -> None:
-        drafts = self._usable(seat, draft_ids[: order.rows - 1])
-        result = seat.session.verify(drafts, len(drafts) + 1)
-        emission = seat.emit(result.ids)
-        verdict = Verified(
-            key=order.key,
-            rows_run=result.rows_run,
-            n_accepted=result.n_accepted,
-            ids=emission.ids,
-            pieces=emission.pieces,
-            finish=emission.finish,
-            tail=emission.tail,
-            near_ties=result.near_ties,
-            ms=result.build_ms + result.eval_ms,
-            wait_ms=waited_ms,
-        )
-        seat.finish_round(verdict)
-        self._counters["verifies"] += 1
-        self._send(CONTROL_PEER, verdict)
-        if not emission.finish:
-            self._links.push(seat, result.first_pos, result.features)
-
-    def _usable(self, seat: Seat, draft_ids: Sequence[int]) -> tuple[int, ...]:
-        """The drafts, or none where one is outside the vocabulary: advice, so never an error."""
-        vocab = self._engine.card.vocab_size
-        if all(0 <= token < vocab for token in draft_ids):
-            return tuple(draft_ids)
-        self._links.lose(seat, f"draft ids {tuple(draft_ids)} leave the vocabulary 0..{vocab - 1}")
-        return ()
-
-    def _drop(self, what: str) -> None:
-        self._counters[what] += 1
-        logger.debug("dropped: %s", what)
+        self._rounds.verify(seat, order, now)

@@ -7,6 +7,7 @@ deadlines or text. Invariant: nothing is committed before the verdict is known t
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import mlx.core as mx
 
@@ -19,6 +20,8 @@ from target_svc.models.state import SequenceState
 from target_svc.rollback import abandon, commit
 from target_svc.taps import Taps
 
+PREBUILT: Final = " prebuilt"
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
@@ -26,6 +29,7 @@ class VerifyPlan:
 
     width: int | None = None  # every forward is padded to so many rows; None runs those asked for
     build: BuildPlan = field(default_factory=BuildPlan)
+    prebuilds: bool = False  # the next verify's graph is built while there is nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Verdict:
     near_ties: int  # among the rows that decided
     first_pos: int  # of `features`: the anchor's position
     features: mx.array | None  # [n_accepted + 1, Hd], evaluated; None without taps
+    build: str  # how the forward was built, as replies show it
     is_prebuilt: bool  # a graph stood ready for these rows
     first_ms: float  # until the device had its first layers
     build_ms: float  # until it had all of them; filling, and making the graph if none stood ready
@@ -95,6 +100,7 @@ def run_round(
         near_ties=sum(choices.is_near_tie[:keep]),
         first_pos=base,
         features=features,
+        build=plan.build.name + (PREBUILT if build is not None else ""),
         is_prebuilt=build is not None,
         first_ms=(forward.first_at - start) * 1e3,
         build_ms=(built - start) * 1e3,

@@ -209,7 +209,7 @@ class RequestMachine:
 
     def _on_verified(self, event: Verified, why: str, now: float, scene: Scene) -> list[Command]:
         self._rounds.finish(event)
-        self.reply.count_round(event.rows_run, event.n_accepted, len(event.ids), why)
+        self.reply.count_round(event, why)
         tokens = self._tokens(event.ids, event.pieces, min(event.n_accepted, len(event.ids)))
         commands = self._commit(tokens, event.near_ties, now)
         if event.finish:

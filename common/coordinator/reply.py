@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.policy.stats import PositionStats
+from common.wire.messages import Verified
 
 
 class Reply:
@@ -32,6 +33,8 @@ class Reply:
         self._drafts_sent = self._drafts_accepted = 0
         self._accepted_at: list[int] = []
         self._plain_reasons: Counter[str] = Counter()
+        self._builds: Counter[str] = Counter()
+        self._first_ms = 0.0
 
     def commit(self, ids: Sequence[int], now: float, near_ties: int) -> None:
         """Append tokens that reach the client now."""
@@ -43,15 +46,18 @@ class Reply:
         self._last_at = now
         self.ids.extend(ids)
 
-    def count_round(self, rows: int, n_accepted: int, n_tokens: int, plain_reason: str) -> None:
-        """Count a round of `rows` rows; more than one makes it a drafted round."""
+    def count_round(self, verdict: Verified, plain_reason: str) -> None:
+        """Count a round; more than one row makes it a drafted round."""
+        rows, n_accepted = verdict.rows_run, verdict.n_accepted
         self._rounds += 1
+        self._builds[verdict.build] += 1
+        self._first_ms += verdict.first_ms
         self._positions.record(rows - 1, n_accepted)
         if rows == 1:
             self._plain_reasons[plain_reason] += 1
             return
         self._drafted_rounds += 1
-        self._tokens_of_drafted_rounds += n_tokens
+        self._tokens_of_drafted_rounds += len(verdict.ids)
         self._drafts_sent += rows - 1
         self._drafts_accepted += n_accepted
         reached = min(n_accepted + 1, rows - 1)
@@ -90,5 +96,7 @@ class Reply:
             "tokens_per_s": (len(self.ids) - 1) / took_s if took_s > 0 else 0.0,
             "ttft_s": self.ttft_s,
             "near_ties": self._near_ties,
+            "builds": dict(self._builds),
+            "first_ms": self._first_ms / self._rounds if self._rounds else 0.0,
         }
         return json.dumps(body)

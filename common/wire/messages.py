@@ -385,6 +385,8 @@ class Verified:
     logprobs: tuple[float, ...] = ()  # as in Tokens
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    build: str = ""  # how the forward was built, such as "pipelined/4 deferred prebuilt"
+    first_ms: float = 0.0  # of ms, the host's until the device had its first layers
 
 
 # --------------------------------------------------------------------------- data link

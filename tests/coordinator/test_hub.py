@@ -44,6 +44,8 @@ STATS_KEYS = {
     "drafted_rounds",
     "plain_rounds",
     "plain_reasons",
+    "builds",
+    "first_ms",
     "drafts_sent",
     "drafts_accepted",
     "acceptance_length",
@@ -118,6 +120,7 @@ def test_stats_hold_exactly_the_documented_keys_and_add_up():
     assert stats["rounds"] == stats["drafted_rounds"] + stats["plain_rounds"]
     assert stats["rounds"] == sum(stats["rows_histogram"].values())
     assert stats["plain_rounds"] == sum(stats["plain_reasons"].values())
+    assert stats["rounds"] == sum(stats["builds"].values())
     assert stats["drafts_accepted"] == sum(stats["accepted_by_position"])
     assert rounds_of_tokens == pytest.approx(40 - 1)
     assert stats["ttft_s"] > 0

@@ -281,7 +281,7 @@ def test_two_sessions_do_not_meet(engine, plain):
 
 def test_warm_up_measures_every_width(engine, monkeypatch):
     """A width whose first use is a timed round."""
-    monkeypatch.setattr("target_svc.engine._WARM_UP_TURNS", 1)
+    monkeypatch.setattr("target_svc.warm_up.TURNS", 1)
     ladder = engine.warm_up()
     assert list(ladder) == list(range(1, 17))
     assert all(ms > 0 for ms in ladder.values())
