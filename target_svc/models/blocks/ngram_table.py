@@ -8,6 +8,7 @@ A cache pays where a row takes arithmetic (4 bits: 4 us against 20 for a token's
 its page may have been evicted; plain rows of a small table are copied faster than looked up.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -101,7 +102,8 @@ class NgramTable:
         self._counts["prefetched"] += len(flat)
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, "ngram-read-ahead")
-        self._asked = self._ahead.submit(_read_ahead, claims)
+        with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
+            self._asked = self._ahead.submit(_read_ahead, claims)
 
     def counters(self) -> dict[str, int]:
         """Totals: rows by cache `hits` and `misses`, rows `prefetched`, `bytes_read`.
