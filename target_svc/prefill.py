@@ -12,7 +12,7 @@ import mlx.core as mx
 from common.errors import BadRequest
 from target_svc.accept import choose
 from target_svc.distribution import Sampling
-from target_svc.models.family import Model, run_rows
+from target_svc.models.family import Model, read_ahead, run_rows
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
 from target_svc.taps import Taps
@@ -52,6 +52,7 @@ def prefill_steps(
     for start in range(0, total, chunk):
         ids = prompt_ids[start : start + chunk]
         tap = None if taps is None else taps.collector()
+        read_ahead(model, prompt_ids[start : start + 2 * chunk], state, skip=chunk)
         hidden = run_rows(model, ids, state, tap=tap)
         features = None if tap is None else tap.features()
         commit(state, len(ids))
