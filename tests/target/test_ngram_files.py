@@ -186,6 +186,7 @@ def without(tensors, name):
         (lambda t: without(t, AT + "shard_2.scales"), "11 parts of scales"),
         (lambda t: {k: v for k, v in t.items() if "biases" not in k}, "need scales and biases"),
         (lambda t: {k.replace("layers.1.", "layers.3."): v for k, v in t.items()}, "layer 1"),
+        (lambda t: t | {AT + "shards.3.scales": t[AT + "shard_3.scales"]}, "part 3 .* twice"),
         (lambda t: t | {AT + "weight_scale": ("F32", np.ones(1, np.float32))}, "weight_scale"),
         (lambda t: t | {AT + "shard_0.biases": ("F32", np.ones((4, 2), np.float32))}, "differ"),
         (lambda t: {k: ("I32", v) if "weight" in k else (d, v) for k, (d, v) in t.items()}, "U32"),

@@ -139,18 +139,7 @@ def _in_pack_pieces(
     spans: Mapping[str, TensorSpan], facts: TableFacts
 ) -> tuple[dict[str, list[TensorSpan]], TensorSpan | None]:
     """Parts in row order by kind, and the one scale of FP8 rows."""
-    found: dict[str, dict[int, TensorSpan]] = {}
-    scale = None
-    for name, span in spans.items():
-        match = _IN_PACK.search(name)
-        if match is None:
-            continue
-        if int(match["layer"]) != facts.layer:
-            raise ModelMismatch(f"n-gram table {name!r}; the config names layer {facts.layer}")
-        if match["kind"] == "weight_scale" and match["part"] is None:
-            scale = span
-        else:
-            found.setdefault(match["kind"], {})[int(match["part"] or 0)] = span
+    found, scale = _find_parts(spans, facts.layer)
     for kind, parts in (found or {"weight": {}}).items():
         if sorted(parts) != list(range(facts.n_parts)):
             raise ModelMismatch(
@@ -159,6 +148,27 @@ def _in_pack_pieces(
             )
     parts_of = {kind: [parts[part] for part in sorted(parts)] for kind, parts in found.items()}
     return parts_of, scale
+
+
+def _find_parts(
+    spans: Mapping[str, TensorSpan], layer: int
+) -> tuple[dict[str, dict[int, TensorSpan]], TensorSpan | None]:
+    found: dict[str, dict[int, TensorSpan]] = {}
+    scale = None
+    for name, span in spans.items():
+        match = _IN_PACK.search(name)
+        if match is None:
+            continue
+        if int(match["layer"]) != layer:
+            raise ModelMismatch(f"n-gram table {name!r}; the config names layer {layer}")
+        if match["kind"] == "weight_scale" and match["part"] is None:
+            scale = span
+            continue
+        parts, part = found.setdefault(match["kind"], {}), int(match["part"] or 0)
+        if part in parts:
+            raise ModelMismatch(f"part {part} of the n-gram table is there twice, also as {name!r}")
+        parts[part] = span
+    return found, scale
 
 
 def _external_pieces(path: Path, facts: TableFacts) -> dict[str, list[TensorSpan]]:

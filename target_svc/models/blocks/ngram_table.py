@@ -4,8 +4,10 @@ Owns the order cache, page advice, read, and what is counted of it. Does not kno
 chosen or stored. `prefetch`, `gather` and `gather_into` belong to one thread.
 Invariant: neither cache nor prefetch changes a value.
 
-A cache pays where a row takes arithmetic (4 bits: 4 us against 20 for a token's 16 rows) or where
-its page may have been evicted; plain rows of a small table are copied faster than looked up.
+A cache pays where a row takes arithmetic (16 rows of 160 for each of 1, 8, 256 tokens, all held: 4,
+7, 360 us; made of 4 bits: 74, 110, 5000; of FP8: 24, 46, 1100) or where its page may be evicted: a
+page holds twelve such rows, of which one is wanted again. Plain rows of a small table are copied in
+about the time of a lookup, and most rounds miss some row, so those go without.
 """
 
 import contextlib
