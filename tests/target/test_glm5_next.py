@@ -9,8 +9,11 @@ from support.target_cases import CLOSE, feed, feed_parts, fork
 from support.tiny_glm5_next import EOS_ID, PREFIX, make_tiny_glm5_next, tiny_config
 
 from common.errors import ModelMismatch, RollBackRefused
+from common.wire.messages import Sampling
+from target_svc.load import EngineOptions, load_engine
 from target_svc.models.blocks.kimi_delta import KimiDelta, KimiShape, KimiWeights
 from target_svc.models.blocks.sinkhorn import SinkhornConnection, StreamShape
+from target_svc.models.blocks.sinkhorn_kernel import weigh_kernel
 from target_svc.models.family import every, run_rows
 from target_svc.models.glm5_next import ModelArgs, load
 from target_svc.models.states.channel_recurrent import ChannelRows
@@ -108,6 +111,13 @@ def test_a_chunk_may_end_anywhere(model, golden):
     for border in (*range(1, 36), 63, 64, 65, 79, 80, 81, 149):
         logits = feed_parts(model, [ids[:border], ids[border:]])[:, ::STRIDE]
         assert np.abs(logits - wanted).max() < PARITY, border
+
+
+def test_rows_that_are_attended_in_parts_give_the_same_numbers(model, golden, monkeypatch):
+    """A long prompt, whose scores do not fit at once: a part with another part's mask."""
+    ids, wanted = golden["ids"][1], golden["logits"][1]
+    monkeypatch.setattr("target_svc.models.blocks.latent_attention._MOST_SCORES", 4 * 150 * 7)
+    assert np.abs(feed_parts(model, [ids])[:, ::STRIDE] - wanted).max() < PARITY
 
 
 def test_taps_are_plain_means_of_the_streams(model, golden, sequence):
@@ -225,6 +235,26 @@ def test_mixing_matrices_are_balanced():
     assert np.abs(mix.sum(axis=1) - 1).max() < 1e-5
     assert np.abs(mix.sum(axis=2) - 1).max() < 0.1
     assert mix.min() > 0
+
+
+@pytest.mark.device
+def test_the_kernel_for_stream_weights_computes_the_plain_form():
+    """A Metal or CUDA source that compiles and normalizes something else."""
+    if not (mx.metal.is_available() or mx.cuda.is_available()):
+        pytest.skip("needs Metal or CUDA")
+    logits = np.random.default_rng(0).standard_normal((33, 24)).astype(np.float32)
+    arrays = mx.zeros((24, 32)), mx.zeros((24,)), mx.ones((3,))
+    plain = SinkhornConnection(*arrays, StreamShape(4, 20, 1e-6, 1e-5))._weigh(mx.array(logits))
+    mx.eval(plain)
+    device = mx.default_device()
+    mx.set_default_device(mx.gpu)
+    try:
+        weigh = weigh_kernel(4, 20, 1e-6)
+        assert weigh is not None
+        for got, wanted in zip(weigh(mx.array(logits)), plain, strict=True):
+            assert np.abs(np.array(got) - np.array(wanted)).max() < 2e-6
+    finally:
+        mx.set_default_device(device)
 
 
 # --------------------------------------------------------------------------- roll-back
@@ -384,6 +414,32 @@ def test_a_long_forward_keeps_all_or_none(model):
 
 
 # --------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize("modes", [(0, False, False), (2, True, True)])
+def test_a_session_of_this_family_continues_as_one_row_steps_do(folder, model, sequence, modes):
+    """A family that runs alone but not through the engine: prefill, builds ahead, acceptance."""
+    layers, is_deferred, prebuilds = modes
+    options = EngineOptions(
+        prefill_chunk=32, pipeline_layers=layers, is_deferred=is_deferred, prebuilds=prebuilds
+    )
+    session = load_engine(folder, None, options).open(Sampling(), taps=False)
+    for _ in session.prefill(sequence[:77].tolist()):
+        pass
+    wanted, state = [], model.new_state()
+    logits = feed(model, state, sequence[:77])
+    for _ in range(30):
+        wanted.append(int(logits[-1].argmax()))
+        logits = feed(model, state, wanted[-1:])
+    got, accepted = [session.anchor_id], []
+    while len(got) < 30:
+        right = wanted[len(got) : len(got) + len(accepted) % 8]
+        verdict = session.verify([*right, *[9] * (7 - len(right))], 8)
+        got += verdict.ids
+        accepted.append(verdict.n_accepted)
+    assert got[:30] == wanted
+    assert min(accepted) == 0
+    assert max(accepted) >= 5
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ Source: DeepSeek-AI, DeepSeek-V2 (arXiv 2405.04434), 2.1: the absorbed form.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import mlx.core as mx
 
@@ -20,6 +21,8 @@ from target_svc.models.blocks.norms import RmsNorm, is_cpu
 from target_svc.models.blocks.pooled_index import PooledIndex, RowPlan
 from target_svc.models.states.gated_pools import GatedPools
 from target_svc.models.states.rows import GrowingRows
+
+_MOST_SCORES: Final = 1 << 26  # that exist at a time: 256 MiB in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,20 @@ class LatentAttention:
         return mixed.swapaxes(0, 1).reshape(rows, -1) @ self._out
 
     def _attend(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
+        """Attend q [heads, R, rank] over n latents, few enough rows at a time."""
+        rows = q.shape[1]
+        step = max(1, _MOST_SCORES // (self._shape.heads * seen.shape[0]))
+        attend = self._attend_plain if is_cpu() else self._attend_fused
+        if rows <= step:
+            return attend(q, seen, hidden)
+        parts = []
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            parts.append(attend(q[:, part], seen, None if hidden is None else hidden[part]))
+        return mx.concatenate(parts, axis=1)
+
+    def _attend_plain(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
         """Attend q [heads, R, rank] over n latents; `hidden` is additive [R, n]."""
-        if not is_cpu():
-            return self._attend_fused(q, seen, hidden)
         heads, rows, rank = q.shape
         scores = (q.reshape(-1, rank) @ seen.T).reshape(heads, rows, -1)
         if hidden is not None:

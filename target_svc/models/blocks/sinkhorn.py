@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from target_svc.models.blocks.norms import Tiled, inverse_length, is_cpu
+from target_svc.models.blocks.sinkhorn_kernel import weigh_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,31 @@ class SinkhornConnection:
         # The norm has no weight: one factor per row, applied after the product.
         self._fn = mx.contiguous((fn * (parts * math.sqrt(self._width))[:, None]).T)
         self._base = Tiled(base)
+        rounds = shape.iterations
+        self._kernel = None if is_cpu() else weigh_kernel(count, rounds, shape.eps)
         self._gains = Tiled(mx.array([1.0] * count + [2.0] * count))
         self._floors = Tiled(mx.array([shape.eps] * count + [0.0] * count))
 
     def read(self, streams: mx.array) -> tuple[mx.array, Shares]:
         """Read streams [R, S, H]: the sub-layer's input [R, H], not normed, and the shares."""
-        rows, count = streams.shape[0], self._shape.streams
+        rows = streams.shape[0]
         flat = streams.reshape(rows, self._width).astype(mx.float32)
         length = inverse_length(flat, self._shape.norm_eps * self._width)
         logits = (flat @ self._fn) * length + self._base.rows(rows)
-        vectors, matrix = mx.split(logits, [2 * count], axis=-1)
-        vectors = mx.sigmoid(vectors) * self._gains.rows(rows) + self._floors.rows(rows)
+        vectors, mix = self._weigh(logits)
         pre, post = mx.split(vectors[:, :, None], 2, axis=1)
-        mix = self._balance(mx.softmax(matrix.reshape(rows, count, count), axis=-1))
         x = pre.swapaxes(1, 2) @ flat.reshape(streams.shape)
         dtype = streams.dtype
         return x[:, 0].astype(dtype), Shares(post.astype(dtype), mix.astype(dtype))
+
+    def _weigh(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """Read weights and shares [R, 2 S], and C [R, S, S]."""
+        if self._kernel is not None:
+            return self._kernel(logits)
+        rows, count = logits.shape[0], self._shape.streams
+        vectors, matrix = mx.split(logits, [2 * count], axis=-1)
+        vectors = mx.sigmoid(vectors) * self._gains.rows(rows) + self._floors.rows(rows)
+        return vectors, self._balance(mx.softmax(matrix.reshape(rows, count, count), axis=-1))
 
     def _balance(self, mix: mx.array) -> mx.array:
         """Make positive matrices [R, S, S] nearly doubly stochastic."""
