@@ -85,6 +85,20 @@ _INDEX: Final = (
 )
 _MLP: Final = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 
+#: What the published class takes where a config leaves the field out; sizes are not among them.
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "rms_norm_eps": 1e-5,
+    "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20,
+    "swiglu_limit": 10.0,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1,
+    "index_topk": 2048,
+    "index_kpool": 16,
+    "linear_lower_bound": -5.0,
+}
 #: Fields with one implemented value: field, that value, and the value of a config without it.
 _ONLY: Final[tuple[tuple[str, object, object], ...]] = (
     ("qk_rope_head_dim", 0, 0),
@@ -129,7 +143,7 @@ class ModelArgs:
         Raises:
             ModelMismatch: a field is missing or has a value that is not implemented.
         """
-        text = config.get("text_config") or config
+        text = {**_DEFAULTS, **(config.get("text_config") or config)}
         try:
             _refuse_unimplemented(text)
             return cls._from_text(text, config)
@@ -195,10 +209,11 @@ def _refuse_unimplemented(text: Mapping[str, Any]) -> None:
         raise ModelMismatch(
             f"indexer_types has 'shared' at layers {shared}; only 'full' is implemented"
         )
-    if text["num_key_value_heads"] != text["num_attention_heads"]:
+    heads = text["num_attention_heads"]
+    if (text.get("num_key_value_heads") or heads) != heads:
         raise ModelMismatch(
             f"num_key_value_heads {text['num_key_value_heads']}; latent attention has as many as "
-            f"num_attention_heads, {text['num_attention_heads']}"
+            f"num_attention_heads, {heads}"
         )
     if text["index_topk"] % text["index_kpool"]:
         raise ModelMismatch(
@@ -251,7 +266,7 @@ def _one_per_layer(
 
 def _kimi_shape(text: Mapping[str, Any]) -> KimiShape:
     own = text.get("linear_attn_config") or {}
-    bound = own.get("gate_lower_bound", text.get("linear_lower_bound", -5.0))
+    bound = own.get("gate_lower_bound", text["linear_lower_bound"])
     if bound is None and own.get("safe_gate", False):
         bound = -5.0
     if bound is None or not _MOST_DECAY <= bound < 0:

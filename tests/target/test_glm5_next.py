@@ -1,12 +1,21 @@
 """glm5_next against goldens of transformers, however rows are fed, and its roll-backs."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.target_cases import CLOSE, feed, feed_parts, fork
-from support.tiny_glm5_next import EOS_ID, PREFIX, make_tiny_glm5_next, tiny_config
+from support.tiny import write_sharded
+from support.tiny_glm5_next import (
+    EOS_ID,
+    PREFIX,
+    TEXT,
+    make_tiny_glm5_next,
+    random_weights,
+    tiny_config,
+)
 
 from common.errors import ModelMismatch, RollBackRefused
 from common.wire.messages import Sampling
@@ -475,12 +484,33 @@ def test_a_missing_field_is_named():
 def test_published_patterns_are_the_default():
     """A config that leaves out its layer lists, as the released one may."""
     text = tiny_config(num_hidden_layers=45)["text_config"]
-    for field in ("layer_types", "mlp_layer_types", "indexer_types"):
+    for field in ("layer_types", "mlp_layer_types", "indexer_types", "hc_eps", "index_topk"):
         del text[field]
     args = ModelArgs.from_config(text)
     attention = [i for i, kind in enumerate(args.layer_types) if kind == "full_attention"]
     assert attention == list(range(3, 45, 4))
     assert args.mlp_types.index("sparse") == 3
+    assert (args.streams.eps, args.index.kept_pools) == (1e-6, 128)
+
+
+def test_flat_names_and_stacked_experts_load_the_same_network(folder, tmp_path, sequence):
+    """A text-only checkpoint: no `language_model` in names, text fields at the config's root."""
+    tensors = random_weights(TEXT, seed=0)
+    stacked = {}
+    for at in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        parts = {
+            part: np.stack(
+                [tensors.pop(f"{at}.experts.{expert}.{part}_proj.weight") for expert in range(8)]
+            )
+            for part in ("gate", "up", "down")
+        }
+        stacked[at + ".experts.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
+        stacked[at + ".experts.down_proj"] = parts["down"]
+    flat = {name.replace(PREFIX, "model."): value for name, value in (tensors | stacked).items()}
+    write_sharded(tmp_path, flat, dtype="F32", shards=2)
+    (tmp_path / "config.json").write_text(json.dumps({**TEXT, "model_type": "glm5_next"}))
+    published, other = (feed_parts(load(at), [sequence]) for at in (folder, tmp_path))
+    assert (published == other).all()
 
 
 def test_mtp_and_vision_tensors_are_dropped_by_name_and_others_are_not(tmp_path):
