@@ -10,7 +10,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -186,6 +186,7 @@ def collect(plan: CorpusPlan, workers: int) -> Corpus:
     """Read, filter and split all packages; deterministic for equal files."""
     packages = find_packages(plan)
     held_out = set(plan.validation_packages)
+    packages = [replace(p, files=p.files[: plan.max_files]) for p in packages]
     packages.sort(key=lambda p: (p.name not in held_out, p.name != STDLIB, p.name))
     by_name: dict[str, list[Source]] = {p.name: [] for p in packages}
     with ProcessPoolExecutor(workers) as pool:

@@ -84,14 +84,34 @@ def delta_rule_chunked(
 
     if state is None:
         state = q.new_zeros(batch, heads, key_dim, v.shape[-1])
-    starts = []
-    for index in range(q.shape[2]):
-        starts.append(state)
-        state = step[:, :, index] @ state + push[:, :, index]
-    start = torch.stack(starts, 2)
+    push = torch.cat([(step[:, :, :1] @ state[:, :, None] + push[:, :, :1]), push[:, :, 1:]], 2)
+    ends = states_after(step, push)
+    start = torch.cat([state[:, :, None], ends[:, :, :-1]], 2)
     delta = written - read @ start
     out = (q * from_start) @ start + ((q @ k.mT) * decay) @ delta
-    return out.flatten(2, 3)[:, :, :length], state
+    return out.flatten(2, 3)[:, :, :length], ends[:, :, -1]
+
+
+def states_after(step: Tensor, push: Tensor) -> Tensor:
+    """States after each chunk, where chunk i maps its start S to step_i S + push_i.
+
+    Maps of 1, 2, 4 .. chunks are combined, so that n chunks cost log n products in a row.
+
+    Args:
+        step: float32 [B, H, N, K, K].
+        push: float32 [B, H, N, K, V]; the first one already holds the state before it.
+
+    Returns:
+        float32 [B, H, N, K, V].
+    """
+    reach = 1
+    while reach < push.shape[2]:
+        later = step[:, :, reach:]
+        push = torch.cat([push[:, :, :reach], push[:, :, reach:] + later @ push[:, :, :-reach]], 2)
+        if 2 * reach < push.shape[2]:
+            step = torch.cat([step[:, :, :reach], later @ step[:, :, :-reach]], 2)
+        reach *= 2
+    return push
 
 
 def delta_rule_step(

@@ -1,53 +1,24 @@
 """Train the drafter on the target's own text.
 
-Owns anchors, labels, losses and the loop. The target is frozen: its taps and its best next ids
-are computed once for all rows and kept on the device, so a step costs the drafter alone.
+Owns the losses and the loop. The target is frozen: its taps and its best next ids are computed once
+for all rows and kept on the device, so a step costs the drafter alone.
 
 Source: slot weights and labels by the DFlash paper; the selector's loss is the K-way cross entropy
 over the unary candidates with the true predecessor, gold put in at the last place when absent.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drafter_svc.train.drafter_net import DrafterNet, start_weights, tap_layers
-from drafter_svc.train.export import read_drafter, read_target, write_drafter
-from drafter_svc.train.files import Meter, WorkFolder, pick_device
+from drafter_svc.train.drafter_net import DrafterNet, start_weights, taps_of
+from drafter_svc.train.export import read_target, write_drafter
+from drafter_svc.train.files import Meter, Progress, WorkFolder, pick_device, wait_for
+from drafter_svc.train.lessons import AnchorDraw, Lessons, blank_lessons, load_rows, read_lessons
 from drafter_svc.train.optim import Optimiser, schedule
 from drafter_svc.train.recipe import DrafterDims, Recipe
-from drafter_svc.train.target_net import TargetNet
-
-
-@dataclass(slots=True)
-class Lessons:
-    """Rows with what the frozen target says about them, on the device."""
-
-    ids: Tensor  # int16 [R, L]
-    taps: Tensor  # [R, L, T*H], position by position
-    best: Tensor  # int16 [R, L], the target's choice for the next position
-
-
-@torch.no_grad()
-def read_lessons(net: TargetNet, rows: np.ndarray, layers: list[int], part: int = 64) -> Lessons:
-    """Run the target once over rows uint16 [R, L]."""
-    device = net.embed_tokens.weight.device
-    half = device.type == "cuda"
-    dtype = torch.bfloat16 if half else torch.float32
-    ids = torch.from_numpy(rows.astype(np.int16)).to(device)
-    width = len(layers) * net.dims.hidden_size
-    taps = torch.empty(*ids.shape, width, dtype=dtype, device=device)
-    best = torch.empty_like(ids)
-    with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        for start in range(0, len(ids), part):
-            out = net(ids[start : start + part].long(), taps=layers, dtype=dtype)
-            taps[start : start + part] = torch.cat(out.taps, -1)
-            best[start : start + part] = net.logits(out.hidden).argmax(-1).to(torch.int16)
-    return Lessons(ids, taps, best)
 
 
 def slot_losses(
@@ -87,28 +58,6 @@ def slot_losses(
     return unary, selector, (scores.argmax(-1) == place) & ~absent
 
 
-class AnchorDraw:
-    """Draws rows, and sorted anchors among the positions that the target wrote."""
-
-    def __init__(self, lessons: Lessons, first: int, block: int, seed: int):
-        self.lessons, self.first, self.block = lessons, first, block
-        self.generator = torch.Generator(device=lessons.ids.device).manual_seed(seed)
-
-    def draw(self, batch: int, anchors: int) -> tuple[Tensor, ...]:
-        """Taps, anchors, their ids, labels and previous ids of a batch of blocks."""
-        ids, device = self.lessons.ids, self.lessons.ids.device
-        rows = torch.randint(0, len(ids), (batch,), generator=self.generator, device=device)
-        span = ids.shape[1] - self.block - self.first
-        keys = torch.rand(batch, span, generator=self.generator, device=device)
-        where = keys.topk(min(anchors, span), -1).indices.sort(-1).values + self.first
-        slots = where[..., None] + torch.arange(1, self.block, device=device)
-        flat = (slots - 1).flatten(1)
-        picked, best = ids[rows].long(), self.lessons.best[rows].long()
-        labels = best.gather(1, flat).view(slots.shape)
-        previous = picked.gather(1, flat).view(slots.shape)
-        return self.lessons.taps[rows], where, picked.gather(1, where), labels, previous
-
-
 def slot_weights(dims: DrafterDims, decay: float, device: torch.device) -> Tensor:
     """float32 [K - 1]: early slots matter more, since a miss ends the block."""
     return torch.exp(-torch.arange(dims.block_size - 1, device=device) / decay)
@@ -121,48 +70,44 @@ def _losses(
     weights: Tensor,
     loss_of: Callable[..., tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    taps, where, ids, labels, previous = batch
+    taps, first, where, ids, labels, previous = batch
     half = taps.device.type == "cuda"
     with torch.autocast(taps.device.type, torch.bfloat16, enabled=half):
-        h = drafter(taps, where, ids, head)[:, :, 1:]
+        h = drafter(taps, where, ids, head, first)[:, :, 1:]
         return loss_of(drafter, h, head, labels, previous, weights)
-
-
-def _say(meter: Meter, step: int, unary: Tensor, selector: Tensor, hits: Tensor) -> float:
-    hits = hits.float().flatten(0, -2)
-    length = 1 + hits.cumprod(-1).sum(-1).mean().item()
-    slots = " ".join(f"{x:.2f}" for x in hits.mean(0).tolist())
-    print(
-        f"{meter.elapsed():.0f} s step {step} unary {unary.item():.3f} selector "
-        f"{selector.item():.3f} length {length:.3f} slots {slots}",
-        flush=True,
-    )
-    return length
 
 
 class Lesson:
     """One training run: the frozen target's head, the drafter, and where its blocks come from."""
 
     def __init__(self, recipe: Recipe, work: WorkFolder, device: torch.device) -> None:
-        self.plan, self.device = recipe.distill, device
-        target = read_target(recipe.target, work.target).to(device).eval().requires_grad_(False)
-        rows = np.load(work.regenerated)["rows"]
-        layers = tap_layers(recipe.target.num_hidden_layers, recipe.drafter.num_taps)
-        lessons = read_lessons(target, rows, layers)
+        self.recipe, self.plan, self.device = recipe, recipe.distill, device
+        self.layers = taps_of(recipe.drafter, recipe.target)
+        self.width = recipe.drafter.sliding_window + recipe.regenerate.new_tokens
+        target = read_target(recipe.target, work.target).to(device).eval()
+        self.target = target.requires_grad_(False)
         self.head = target.embed_tokens.weight.detach()
-        if self.plan.warm_start and work.drafter.exists():
-            self.drafter = read_drafter(recipe.drafter, recipe.target, work.drafter)
-        else:
-            self.drafter = DrafterNet(recipe.drafter, recipe.target)
-            start_weights(self.drafter, recipe.seed + 4)
+        self.drafter = DrafterNet(recipe.drafter, recipe.target)
+        start_weights(self.drafter, recipe.seed + 4)
         self.drafter.to(device)
-        first, block = recipe.regenerate.prompt, recipe.drafter.block_size
-        self.draws = AnchorDraw(lessons, first, block, recipe.seed + 5)
         self.weights = slot_weights(recipe.drafter, self.plan.slot_decay, device)
         self.loss_of: Callable[..., tuple[Tensor, ...]] = slot_losses
+        size = len(self.layers) * recipe.target.hidden_size
+        self.study(blank_lessons(self.plan.batch, self.width, size, device))
+
+    def study(self, lessons: Lessons) -> None:
+        """Draw blocks from these lessons from now on."""
+        written, block = self.recipe.regenerate.new_tokens, self.recipe.drafter.block_size
+        self.draws = AnchorDraw(lessons, written, block, self.recipe.seed + 5)
+
+    def read(self, work: WorkFolder) -> int:
+        """Read the regenerated rows; how many there are."""
+        kinds = load_rows(work.regenerated, self.plan.max_rows)
+        self.study(read_lessons(self.target, kinds, self.layers, self.width))
+        return len(self.draws.lessons.ids)
 
     def compile(self) -> None:
-        """Compile and run every part once; parts that cannot be compiled stay eager."""
+        """Compile every part on blank lessons; parts that cannot be compiled stay eager."""
         torch._dynamo.config.suppress_errors = True
         for layer in self.drafter.layers:
             layer.compile(dynamic=False)
@@ -181,31 +126,64 @@ class Lesson:
 
 
 def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
-    """Train for `distill.seconds` and write the drafter."""
-    plan, device, total = recipe.distill, pick_device(), Meter()
+    """Train for `distill.seconds` and write the drafter; goes on where it was killed."""
+    version, total = recipe.drafter.version, Meter()
+    name, folder = f"drafter v{version}", work.drafter(version)
+    if (folder / "model.safetensors").exists():
+        print(f"{name}: it is there", flush=True)
+        return
+    plan, device = recipe.distill, pick_device()
+    wait_for(work.target / "model.safetensors", plan.wait_s)
     lesson = Lesson(recipe, work, device)
     if plan.compile and device.type == "cuda":
         lesson.compile()
-    print(f"ready after {total.elapsed():.0f} s", flush=True)
+    print(f"{name} compiled after {total.elapsed():.0f} s", flush=True)
+    wait_for(work.regenerated, plan.wait_s)
+    rows = lesson.read(work)
+    print(f"{name} has read {rows} rows after {total.elapsed():.0f} s", flush=True)
     seconds = min(plan.seconds, plan.total_seconds - total.elapsed())
-    optimiser = Optimiser(lesson.drafter, plan.muon_lr, plan.adam_lr, plan.weight_decay)
-    meter, step, length = Meter(), 0, 0.0
-    while meter.elapsed() < seconds:
+    progress = Progress(name, seconds, work.checkpoint(f"drafter-v{version}"), plan.save_s)
+    last = _loop(lesson, progress)
+    write_drafter(lesson.drafter, recipe.target, folder)
+    blocks = progress.step * plan.batch * plan.anchors
+    size = sum(p.numel() for p in lesson.drafter.parameters())
+    values = {"version": version, "steps": progress.step, "blocks": blocks, "rows": rows}
+    clock = {"seconds": round(progress.elapsed(), 1), "stage_seconds": round(total.elapsed(), 1)}
+    work.note(f"drafter_v{version}", values | clock | {"parameters": size} | last)
+    progress.finish()
+
+
+def _loop(lesson: Lesson, progress: Progress) -> dict[str, float]:
+    plan, drafter = lesson.plan, lesson.drafter
+    optimiser = Optimiser(drafter, plan.muon_lr, plan.adam_lr, plan.weight_decay)
+    saved = progress.resume(lesson.device)
+    if saved is not None:
+        drafter.load_state_dict(saved["net"])
+        optimiser.restore(saved["optimiser"])
+        lesson.draws.generator.set_state(saved["generator"].cpu())
+    progress.start()
+    losses: tuple[Tensor, ...] = ()
+    while not losses or progress.elapsed() < progress.seconds:
         losses = lesson.backward()
-        rate = schedule(meter.elapsed() / seconds, plan.warmup, plan.decay)
-        optimiser.step(rate, plan.clip)
-        step += 1
-        if meter.due() or step == 1:
-            length = _say(meter, step, *losses)
-    write_drafter(lesson.drafter, recipe.target, work.drafter)
-    work.note(
-        "drafter",
-        {
-            "version": recipe.drafter.version,
-            "steps": step,
-            "blocks": step * plan.batch * plan.anchors,
-            "seconds": round(meter.elapsed(), 1),
-            "last_length": round(length, 3),
-            "parameters": sum(p.numel() for p in lesson.drafter.parameters()),
-        },
+        optimiser.step(schedule(progress.done, plan.warmup, plan.decay), plan.clip)
+        progress.step += 1
+        if progress.meter.due() or progress.step == 1:
+            _say(progress, *losses)
+        progress.save_if_due(
+            lambda: {
+                "net": drafter.state_dict(),
+                "optimiser": optimiser.state(),
+                "generator": lesson.draws.generator.get_state(),
+            }
+        )
+    return _say(progress, *losses)
+
+
+def _say(progress: Progress, unary: Tensor, selector: Tensor, hits: Tensor) -> dict[str, float]:
+    hits = hits.float().flatten(0, -2)
+    length = 1 + hits.cumprod(-1).sum(-1).mean().item()
+    slots = " ".join(f"{x:.2f}" for x in hits.mean(0).tolist())
+    progress.say(
+        f"unary {unary.item():.3f} selector {selector.item():.3f} length {length:.3f} slots {slots}"
     )
+    return {"last_length": round(length, 3), "last_unary": round(unary.item(), 4)}

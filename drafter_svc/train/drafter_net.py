@@ -22,6 +22,12 @@ def tap_layers(layers: int, taps: int) -> list[int]:
     return [round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps)]
 
 
+def taps_of(dims: DrafterDims, target: TargetDims) -> list[int]:
+    """The layers whose outputs the drafter is fed, zero-based."""
+    named = list(dims.target_layer_ids)
+    return named or tap_layers(target.num_hidden_layers, dims.num_taps)
+
+
 class RMSNorm(nn.Module):
     """RMSNorm with a plain weight (not 1 + w as in the target)."""
 
@@ -81,18 +87,33 @@ class BlockAttention(nn.Module):
         return rotate(self.k_norm(k).transpose(1, 2), rope), v
 
     def forward(
-        self, y: Tensor, context: Tensor, mask: Tensor, block_rope: Rope, context_rope: Rope
+        self, y: Tensor, context: Tensor, seen: Tensor, block_rope: Rope, context_rope: Rope
     ) -> Tensor:
-        """Attend from y [B, Q, H] to context [B, S, H] and y under mask bool [B, 1, Q, S + Q]."""
-        q = self.q_proj(y).unflatten(-1, (self.heads, -1))
-        q = rotate(self.q_norm(q).transpose(1, 2), block_rope)
+        """Attend from y [B, N, K, H] to context [B, S, H] where seen bool [B, 1, N*K, S], and to y.
+
+        Scores of context and of the own block are kept apart and share one softmax, so that the
+        cost does not grow with the square of the number of blocks.
+        """
+        blocks, block = y.shape[1:3]
+        q = self.q_proj(y.flatten(1, 2)).unflatten(-1, (self.heads, -1))
+        q = rotate(self.q_norm(q).transpose(1, 2), block_rope) * q.shape[-1] ** -0.5
         k_context, v_context = self._rows(context, context_rope)
-        k_block, v_block = self._rows(y, block_rope)
+        k_block, v_block = (
+            t.unflatten(2, (blocks, block)) for t in self._rows(y.flatten(1, 2), block_rope)
+        )
         group = self.heads // self.kv_heads
-        k = torch.cat([k_context, k_block], 2).repeat_interleave(group, 1)
-        v = torch.cat([v_context, v_block], 2).repeat_interleave(group, 1)
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+        k_context, v_context, k_block, v_block = (
+            t.repeat_interleave(group, 1) for t in (k_context, v_context, k_block, v_block)
+        )
+        far = (q @ k_context.mT).float().masked_fill(~seen, float("-inf"))
+        near = (q.unflatten(2, (blocks, block)) @ k_block.mT).float().flatten(2, 3)
+        top = torch.maximum(far.amax(-1, keepdim=True), near.amax(-1, keepdim=True)).detach()
+        far, near = (far - top).exp(), (near - top).exp()
+        total = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
+        near = near.unflatten(2, (blocks, block)).to(v_block.dtype) @ v_block
+        out = far.to(v_context.dtype) @ v_context + near.flatten(2, 3)
+        out = (out / total).to(y.dtype)
+        return self.o_proj(out.transpose(1, 2).flatten(-2)).unflatten(1, (blocks, block))
 
 
 class DrafterLayer(nn.Module):
@@ -100,7 +121,6 @@ class DrafterLayer(nn.Module):
 
     def __init__(self, hidden: int, dims: DrafterDims):
         super().__init__()
-        self.block = dims.block_size
         self.input_layernorm = RMSNorm(hidden, dims.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(hidden, dims.rms_norm_eps)
         self.self_attn = BlockAttention(hidden, dims)
@@ -111,20 +131,18 @@ class DrafterLayer(nn.Module):
         self.convolves = dims.version == 2
 
     def forward(
-        self, x: Tensor, context: Tensor, mask: Tensor, block_rope: Rope, context_rope: Rope
+        self, x: Tensor, context: Tensor, seen: Tensor, block_rope: Rope, context_rope: Rope
     ) -> Tensor:
-        """Map block rows [B, N*K, H] to block rows."""
+        """Map block rows [B, N, K, H] to block rows."""
         y = self.input_layernorm(x)
         if not self.convolves:
-            x = x + self.self_attn(y, context, mask, block_rope, context_rope)
+            x = x + self.self_attn(y, context, seen, block_rope, context_rope)
             return x + self.mlp(self.post_attention_layernorm(x))
-        y, kernel = self.attention_conv.prepare(y.unflatten(1, (-1, self.block)))
-        y = self.self_attn(y.flatten(1, 2), context, mask, block_rope, context_rope)
-        y = self.attention_conv.finish(y.unflatten(1, (-1, self.block)), kernel)
-        x = x + y.flatten(1, 2)
-        y = self.post_attention_layernorm(x).unflatten(1, (-1, self.block))
-        y, kernel = self.mlp_conv.prepare(y)
-        return x + self.mlp_conv.finish(self.mlp(y), kernel).flatten(1, 2)
+        y, kernel = self.attention_conv.prepare(y)
+        y = self.self_attn(y, context, seen, block_rope, context_rope)
+        x = x + self.attention_conv.finish(y, kernel)
+        y, kernel = self.mlp_conv.prepare(self.post_attention_layernorm(x))
+        return x + self.mlp_conv.finish(self.mlp(y), kernel)
 
 
 class CandidateSelector(nn.Module):
@@ -153,7 +171,7 @@ class DrafterNet(nn.Module):
         super().__init__()
         hidden = target.hidden_size
         self.dims = dims
-        self.fc = linear(dims.num_taps * hidden, hidden)
+        self.fc = linear(len(taps_of(dims, target)) * hidden, hidden)
         self.hidden_norm = RMSNorm(hidden, dims.rms_norm_eps)
         self.norm = RMSNorm(hidden, dims.rms_norm_eps)
         self.layers = nn.ModuleList(
@@ -162,49 +180,53 @@ class DrafterNet(nn.Module):
         if dims.version == 2:
             self.candidate_selector = CandidateSelector(hidden, target.vocab_size, dims)
 
-    def visible(self, anchors: Tensor, rows: int, first: int = 0) -> Tensor:
-        """Mask bool [B, 1, N*K, rows + N*K] of what each block row may attend to."""
-        block, blocks = self.dims.block_size, anchors.shape[1]
+    def visible(self, anchors: Tensor, context: Tensor) -> Tensor:
+        """Mask bool [B, 1, N*K, S] of the context rows each block row may attend to.
+
+        Rows stand at positions context int64 [B, S]; one below 0 holds nothing.
+        """
+        block = self.dims.block_size
         slots = torch.arange(block, device=anchors.device)
-        context = torch.arange(first, first + rows, device=anchors.device)
         queries = (anchors[..., None] + slots).flatten(1)[..., None]
+        context = context[:, None]
         before = context < anchors.repeat_interleave(block, 1)[..., None]
-        seen = before & (queries - context < self.dims.sliding_window)
-        owner = torch.arange(blocks, device=anchors.device).repeat_interleave(block)
-        own = (owner[:, None] == owner).expand(anchors.shape[0], -1, -1)
-        return torch.cat([seen, own], -1)[:, None]
+        inside = (context >= 0) & (queries - context < self.dims.sliding_window)
+        return (before & inside)[:, None]
 
     def forward(
-        self, taps: Tensor, anchors: Tensor, anchor_ids: Tensor, embedding: Tensor, first: int = 0
+        self,
+        taps: Tensor,
+        anchors: Tensor,
+        anchor_ids: Tensor,
+        embedding: Tensor,
+        first: Tensor | None = None,
     ) -> Tensor:
         """Draft one block per anchor.
 
         Args:
-            taps: [B, S, num_taps * H], the rows of positions first .. first + S - 1.
+            taps: [B, S, T * H] of T taps, the rows of positions first .. first + S - 1.
             anchors: int64 [B, N] absolute positions.
             anchor_ids: int64 [B, N].
             embedding: [V, H], the target's.
-            first: position of the first context row.
+            first: int64 [B], position of the first row of `taps`; None is 0.
 
         Returns:
             [B, N, K, H] final hidden rows; row 0 of each block is the anchor's and says nothing.
         """
-        dims, rows = self.dims, taps.shape[1]
-        block = dims.block_size
+        dims, block = self.dims, self.dims.block_size
         context = self.hidden_norm(self.fc(taps))
-        ids = anchor_ids[..., None].expand(-1, -1, block)
-        slots = torch.arange(block, device=ids.device)
-        ids = torch.where(slots == 0, ids, dims.mask_token_id)
-        x = functional.embedding(ids.flatten(1), embedding).to(context.dtype)
+        slots = torch.arange(block, device=anchors.device)
+        ids = torch.where(slots == 0, anchor_ids[..., None], dims.mask_token_id)
+        x = functional.embedding(ids, embedding).to(context.dtype)
         positions = (anchors[..., None] + slots).flatten(1)
-        block_rope = rope_table(positions, dims.head_dim, dims.rope_theta)
-        block_rope = (block_rope[0][:, None], block_rope[1][:, None])
-        where = torch.arange(first, first + rows, device=ids.device)
-        context_rope = rope_table(where, dims.head_dim, dims.rope_theta)
-        mask = self.visible(anchors, rows, first)
+        where = torch.arange(taps.shape[1], device=anchors.device).expand(taps.shape[:2])
+        where = where if first is None else where + first[:, None]
+        ropes = [rope_table(p, dims.head_dim, dims.rope_theta) for p in (positions, where)]
+        block_rope, context_rope = ((cos[:, None], sin[:, None]) for cos, sin in ropes)
+        seen = self.visible(anchors, where)
         for layer in self.layers:
-            x = layer(x, context, mask, block_rope, context_rope)
-        return self.norm(x).unflatten(1, (-1, block))
+            x = layer(x, context, seen, block_rope, context_rope)
+        return self.norm(x)
 
     def walk(self, h: Tensor, logits: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy drafts of each block.

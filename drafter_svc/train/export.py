@@ -1,26 +1,28 @@
 """Write a trained pair in the published checkpoint format.
 
-Owns names, shards, configs and dtypes on disk. Does not know training.
+Owns names, shards, configs and dtypes on disk. Does not know training or the report's meaning.
 What is written is bfloat16; later stages read these files back, so that the drafter learns from
 exactly the weights that are served.
 """
 
 import json
-import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import ModelMismatch
-from drafter_svc.train.drafter_net import DrafterNet, tap_layers
-from drafter_svc.train.files import WorkFolder
-from drafter_svc.train.recipe import DrafterDims, Recipe, TargetDims
+from drafter_svc.train.drafter_net import DrafterNet, taps_of
+from drafter_svc.train.files import write_whole
+from drafter_svc.train.recipe import DrafterDims, TargetDims
 from drafter_svc.train.target_net import TargetNet
 
 PREFIX = "model.language_model."
+MTP = "mtp."
+PRIOR = "calibration_prior"  # in `dflash_config`: {"intercept", "slope"} of a refitted prior
 TABLE = "ple.ple_embedding.ngram_embedding.weight"
 NOT_IN_CONFIG = ("full_attention_interval", "rope_theta", "partial_rotary_factor")
 
@@ -65,7 +67,7 @@ def drafter_config(dims: DrafterDims, target: TargetDims) -> dict[str, Any]:
     inner: dict[str, Any] = {
         "block_size": dims.block_size,
         "mask_token_id": dims.mask_token_id,
-        "target_layer_ids": tap_layers(target.num_hidden_layers, dims.num_taps),
+        "target_layer_ids": taps_of(dims, target),
         "tap_contraction": "stream_mean",
     }
     if dims.version == 2:
@@ -105,39 +107,63 @@ def drafter_config(dims: DrafterDims, target: TargetDims) -> dict[str, Any]:
     }
 
 
-def target_tensors(net: TargetNet) -> dict[str, Tensor]:
-    """The published names and values: bfloat16, but the decay rates and the integer buffers."""
-    parts = net.dims.split_ngram_parts
+def bfloat16_tensors(net: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """A module's tensors under their published names; integers and decay rates stay as they are."""
     out: dict[str, Tensor] = {}
     for name, value in net.state_dict().items():
+        exact = not value.is_floating_point() or name.endswith("A_log")
         value = value.detach().cpu()
-        if name.endswith(TABLE):
-            stem = PREFIX + name.removesuffix("weight")
-            for index, shard in enumerate(value.chunk(parts)):
-                out[f"{stem}shard_{index}.weight"] = shard.to(torch.bfloat16).contiguous()
-        elif not value.is_floating_point() or name.endswith("A_log"):
-            out[PREFIX + name] = value.contiguous()
-        else:
-            out[PREFIX + name] = value.to(torch.bfloat16).contiguous()
+        out[prefix + name] = (value if exact else value.to(torch.bfloat16)).contiguous()
+    return out
+
+
+def target_tensors(net: TargetNet) -> dict[str, Tensor]:
+    """The published names and values of the trunk; the table in its shards."""
+    out = bfloat16_tensors(net, PREFIX)
+    for name in [name for name in out if name.endswith(TABLE)]:
+        stem = name.removesuffix("weight")
+        for index, shard in enumerate(out.pop(name).chunk(net.dims.split_ngram_parts)):
+            out[f"{stem}shard_{index}.weight"] = shard.contiguous()
     return out
 
 
 def write_target(net: TargetNet, folder: Path) -> None:
     """Write config.json and model.safetensors (not the tokenizer)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(target_tensors(net), folder / "model.safetensors", {"format": "pt"})
-    _write_json(folder / "config.json", target_config(net.dims))
+    write_json(folder / "config.json", target_config(net.dims))
+    write_tensors(folder / "model.safetensors", target_tensors(net))
 
 
 def write_drafter(net: DrafterNet, target: TargetDims, folder: Path) -> None:
     """Write the drafter's config.json and model.safetensors, all bfloat16."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: value.detach().cpu().to(torch.bfloat16).contiguous()
-        for name, value in net.state_dict().items()
-    }
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    _write_json(folder / "config.json", drafter_config(net.dims, target))
+    write_json(folder / "config.json", drafter_config(net.dims, target))
+    write_tensors(folder / "model.safetensors", bfloat16_tensors(net, ""))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write one safetensors file."""
+    write_whole(path, lambda unfinished: save_file(tensors, unfinished, {"format": "pt"}))
+
+
+def write_shards(folder: Path, tensors: dict[str, Tensor], limit: int) -> None:
+    """Write tensors in files of at most `limit` bytes each, and the index that names them.
+
+    No tensor may be larger than the limit; the order of the names is kept.
+    """
+    parts: list[dict[str, Tensor]] = [{}]
+    room = limit
+    for name, value in tensors.items():
+        if value.nbytes > room and parts[-1]:
+            parts.append({})
+            room = limit
+        parts[-1][name] = value
+        room -= value.nbytes
+    names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    for file, part in zip(names, parts, strict=True):
+        write_tensors(folder / file, part)
+    where = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+    total = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def read_target(dims: TargetDims, folder: Path) -> TargetNet:
@@ -146,7 +172,8 @@ def read_target(dims: TargetDims, folder: Path) -> TargetNet:
     Raises:
         ModelMismatch: the names in the file are not those of `dims`.
     """
-    tensors = load_file(folder / "model.safetensors")
+    tensors = _read_all(sorted(folder.glob("model*.safetensors")))
+    tensors = {n: t for n, t in tensors.items() if not n.startswith(MTP)}
     shards = {n: t for n, t in tensors.items() if ".shard_" in n}
     state = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n not in shards}
     if shards:
@@ -165,6 +192,10 @@ def read_drafter(dims: DrafterDims, target: TargetDims, folder: Path) -> Drafter
     return _fill(DrafterNet(dims, target), load_file(folder / "model.safetensors"), folder)
 
 
+def _read_all(files: Iterable[Path]) -> dict[str, Tensor]:
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
 def _fill(net: Any, state: dict[str, Tensor], folder: Path) -> Any:
     want, have = set(net.state_dict()), set(state)
     if want != have:
@@ -176,18 +207,7 @@ def _fill(net: Any, state: dict[str, Tensor], folder: Path) -> Any:
     return net
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def export_pair(recipe: Recipe, work: WorkFolder) -> None:
-    """Copy the pair, its report and corpus list to `export/` and say what it weighs."""
-    out = work.root / "export"
-    for part in (work.target, work.drafter):
-        shutil.copytree(part, out / part.name, dirs_exist_ok=True)
-    for name in ("report.json", "corpus.json"):
-        if (work.root / name).exists():
-            shutil.copy(work.root / name, out / name)
-    weight = sum(path.stat().st_size for path in out.rglob("*.*") if path.parent != out)
-    tied = recipe.target.tie_word_embeddings
-    work.note("export", {"bytes": weight, "tied_head": tied})
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an indented JSON object."""
+    text = json.dumps(value, indent=2) + "\n"
+    write_whole(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))

@@ -8,6 +8,7 @@ Source: Jordan et al., "Muon" (2024); warm-up, constant, linear decay ("WSD").
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,16 @@ class Optimiser:
         on_gpu = self.params[0].device.type == "cuda"
         self.adam = torch.optim.AdamW(groups, lr=adam_lr, betas=(0.9, 0.95), fused=on_gpu)
         self.muon_lr, self.adam_lr = muon_lr, adam_lr
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on."""
+        return {"adam": self.adam.state_dict(), "muon": self.muon.moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state` of an optimiser over the same module."""
+        self.adam.load_state_dict(state["adam"])
+        for mine, saved in zip(self.muon.moments, state["muon"], strict=True):
+            torch._foreach_copy_(mine, saved)
 
     def step(self, scale: float, clip: float) -> Tensor:
         """Clip, update with both learning rates times `scale`, clear; returns the norm."""

@@ -1,10 +1,10 @@
 """Train the target on the corpus, for a given time.
 
-Owns the training loop and the held-out loss. Does not know where tokens come from.
-Layers are compiled one kind at a time, so that eight layers cost two compilations.
+Owns the training loop. Does not know where tokens come from.
+Layers are compiled one kind at a time, so that eight layers cost two compilations. Attention is
+dense first and keeps to the indexers' choice later; the indexers learn from both.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drafter_svc.train.export import read_target, write_target
-from drafter_svc.train.files import Meter, WorkFolder, pick_device
+from drafter_svc.train.export import write_target
+from drafter_svc.train.files import Meter, Progress, WorkFolder, pick_device, wait_for
 from drafter_svc.train.optim import Optimiser, schedule
-from drafter_svc.train.recipe import Recipe
+from drafter_svc.train.recipe import PretrainPlan, Recipe
 from drafter_svc.train.target_net import TargetNet, start_weights
 
 
@@ -39,124 +39,122 @@ def next_token_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 class Windows:
     """Random windows of a flat token array that lives on the device."""
 
-    def __init__(self, ids: np.ndarray, device: torch.device, seed: int):
+    def __init__(self, ids: np.ndarray, device: torch.device, seed: int, eos: int = 0):
         self.ids = torch.from_numpy(ids.astype(np.int16)).to(device)
+        self.starts = torch.from_numpy(np.flatnonzero(ids[:-1] == eos) + 1)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def draw(self, batch: int, length: int) -> Tensor:
-        """Ids int64 [batch, length]."""
+    def draw(self, batch: int, length: int, from_start: float = 0.0) -> Tensor:
+        """Ids int64 [batch, length]; a share of the rows begins where a document begins."""
         top = len(self.ids) - length
-        starts = torch.randint(0, top, (batch,), generator=self.generator).to(self.ids.device)
-        rows = starts[:, None] + torch.arange(length, device=self.ids.device)
+        starts = torch.randint(0, top, (batch,), generator=self.generator)
+        count = int(from_start * batch)
+        fitting = self.starts[self.starts < top]
+        if count and len(fitting):
+            pick = torch.randint(0, len(fitting), (count,), generator=self.generator)
+            starts[:count] = fitting[pick]
+        rows = starts.to(self.ids.device)[:, None] + torch.arange(length, device=self.ids.device)
         return self.ids[rows].long()
 
 
-def _loss_parts(
-    net: TargetNet, ids: Tensor, loss_of: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor]:
-    half = ids.device.type == "cuda"
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=half):
-        out = net(ids[:, :-1], dtype=torch.bfloat16 if half else torch.float32)
-        loss = loss_of(out.hidden, net.embed_tokens.weight, ids[:, 1:])
-    return loss, out.balance / len(net.layers)
+class Pretraining:
+    """The net, its losses, and what compiles them."""
 
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.plan, self.device = recipe.pretrain, device
+        self.net = TargetNet(recipe.target)
+        start_weights(self.net, recipe.seed)
+        self.net.to(device)
+        self.net.select(sparse=False, teach=True)
+        self.loss_of: Callable[..., Tensor] = next_token_loss
 
-def fresh_target(recipe: Recipe, device: torch.device) -> TargetNet:
-    """A target at its start; the indexers are frozen, since nothing trains them."""
-    net = TargetNet(recipe.target)
-    start_weights(net, recipe.seed)
-    for name, parameter in net.named_parameters():
-        parameter.requires_grad_("indexer" not in name)
-    return net.to(device)
+    def backward(self, ids: Tensor) -> dict[str, Tensor]:
+        """Losses of ids int64 [B, T + 1], with gradients."""
+        half = self.device.type == "cuda"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            out = self.net(ids[:, :-1], dtype=torch.bfloat16 if half else torch.float32)
+            loss = self.loss_of(out.hidden, self.net.embed_tokens.weight, ids[:, 1:])
+        layers, indexers = len(self.net.layers), max(1, len(self.net.attention()))
+        balance, lesson = out.balance / layers, out.lesson / indexers
+        plan = self.plan
+        (loss + plan.balance_loss * balance + plan.index_loss * lesson).backward()
+        return {"loss": loss, "balance": balance, "indexer": lesson}
 
+    def compile(self) -> None:
+        """Compile and run both kinds of attention once, on made-up ids."""
+        compile_parts(self.net)
+        self.loss_of = torch.compile(next_token_loss, dynamic=False)
+        shape = (self.plan.batch, self.plan.sequence + 1)
+        ids = torch.randint(2, self.net.dims.vocab_size, shape, device=self.device)
+        for sparse in (True, False):
+            self.net.select(sparse=sparse, teach=True)
+            for _ in range(2):
+                self.backward(ids)
+        torch.cuda.synchronize()
+        self.net.zero_grad(set_to_none=True)
 
-def _compiled_loss(
-    net: TargetNet, train: Windows, batch: int, sequence: int
-) -> Callable[..., Tensor]:
-    compile_parts(net)
-    loss_of = torch.compile(next_token_loss, dynamic=False)
-    for _ in range(2):  # compile before the clock of the schedule starts
-        loss, balance = _loss_parts(net, train.draw(batch, sequence + 1), loss_of)
-        (loss + balance).backward()
-    torch.cuda.synchronize()
-    net.zero_grad(set_to_none=True)
-    return loss_of
+    def note(self, progress: Progress, losses: dict[str, Tensor], took: float) -> dict[str, float]:
+        """Numbers for the report."""
+        tokens = progress.step * self.plan.batch * self.plan.sequence
+        named = {name: round(value.item(), 4) for name, value in losses.items()}
+        size = sum(p.numel() for p in self.net.parameters())
+        clock = {"seconds": round(progress.elapsed(), 1), "stage_seconds": round(took, 1)}
+        return {"steps": progress.step, "tokens": tokens, "parameters": size} | clock | named
 
 
 def pretrain(recipe: Recipe, work: WorkFolder) -> None:
-    """Train for `pretrain.seconds` and write the target."""
-    plan, device, meter = recipe.pretrain, pick_device(), Meter()
-    train = Windows(np.load(work.tokens("train")), device, recipe.seed + 1)
-    net, loss_of = fresh_target(recipe, device), next_token_loss
+    """Train for `pretrain.seconds` and write the target; goes on where it was killed."""
+    if (work.target / "model.safetensors").exists():
+        print("pretrain: the target is there", flush=True)
+        return
+    plan, device, total = recipe.pretrain, pick_device(), Meter()
+    training = Pretraining(recipe, device)
     if plan.compile and device.type == "cuda":
-        loss_of = _compiled_loss(net, train, plan.batch, plan.sequence)
-    print(f"ready after {meter.elapsed():.0f} s", flush=True)
-    seconds = min(plan.seconds, plan.total_seconds - meter.elapsed())
-    optimiser = Optimiser(net, plan.muon_lr, plan.adam_lr, plan.weight_decay)
-    meter, step, loss = Meter(), 0, torch.zeros(())
-    while meter.elapsed() < seconds:
-        rate = schedule(meter.elapsed() / seconds, plan.warmup, plan.decay)
-        ids = train.draw(plan.batch, plan.sequence + 1)
-        loss, balance = _loss_parts(net, ids, loss_of)
-        (loss + plan.balance_loss * balance).backward()
+        training.compile()
+    print(f"pretrain ready after {total.elapsed():.0f} s", flush=True)
+    wait_for(work.tokens("train"), plan.wait_s)
+    train = Windows(np.load(work.tokens("train")), device, recipe.seed + 1)
+    seconds = min(plan.seconds, plan.total_seconds - total.elapsed())
+    progress = Progress("pretrain", seconds, work.checkpoint("pretrain"), plan.save_s)
+    losses = _loop(training, train, plan, progress)
+    write_target(training.net, work.target)
+    work.note("pretrain", training.note(progress, losses, total.elapsed()))
+    progress.finish()
+
+
+def _loop(
+    training: Pretraining, train: Windows, plan: PretrainPlan, progress: Progress
+) -> dict[str, Tensor]:
+    optimiser = Optimiser(training.net, plan.muon_lr, plan.adam_lr, plan.weight_decay)
+    saved = progress.resume(training.device)
+    if saved is not None:
+        training.net.load_state_dict(saved["net"])
+        optimiser.restore(saved["optimiser"])
+        train.generator.set_state(saved["generator"].cpu())
+    progress.start()
+    losses: dict[str, Tensor] = {}
+    while not losses or progress.elapsed() < progress.seconds:
+        training.net.select(sparse=progress.done >= plan.sparse_from, teach=True)
+        rate = schedule(progress.done, plan.warmup, plan.decay)
+        losses = training.backward(train.draw(plan.batch, plan.sequence + 1))
         norm = optimiser.step(rate, plan.clip)
-        step += 1
-        if meter.due() or step == 1:
-            speed = step * plan.batch * plan.sequence / meter.elapsed()
-            print(
-                f"{meter.elapsed():.0f} s step {step} loss {loss.item():.3f} balance "
-                f"{balance.item():.2f} norm {norm.item():.2f} lr x{rate:.2f} {speed:.0f} tok/s",
-                flush=True,
-            )
-    write_target(net, work.target)
-    work.note(
-        "pretrain",
-        {
-            "steps": step,
-            "tokens": step * plan.batch * plan.sequence,
-            "seconds": round(meter.elapsed(), 1),
-            "last_loss": round(loss.item(), 4),
-            "parameters": sum(p.numel() for p in net.parameters()),
-        },
-    )
+        progress.step += 1
+        if progress.meter.due() or progress.step == 1:
+            _say(progress, losses, norm, rate, plan)
+        progress.save_if_due(
+            lambda: {
+                "net": training.net.state_dict(),
+                "optimiser": optimiser.state(),
+                "generator": train.generator.get_state(),
+            }
+        )
+    return losses
 
 
-@torch.no_grad()
-def nats_per_token(net: TargetNet, ids: np.ndarray, sequence: int, limit: int) -> float:
-    """Mean loss over consecutive windows of a flat array; a window starts with no context."""
-    device = net.embed_tokens.weight.device
-    count = min(limit, (len(ids) - 1) // sequence)
-    if count == 0:
-        return math.nan
-    rows = torch.from_numpy(ids[: count * sequence + 1].astype(np.int64)).to(device)
-    losses = []
-    for start in range(0, count, 8):
-        stop = min(count, start + 8)
-        x = rows[start * sequence : stop * sequence].view(-1, sequence)
-        y = rows[start * sequence + 1 : stop * sequence + 1].view(-1, sequence)
-        loss = next_token_loss(net(x).hidden, net.embed_tokens.weight, y)
-        losses.append(loss.item() * len(x))
-    return sum(losses) / count
-
-
-def validate(recipe: Recipe, work: WorkFolder, limit: int = 400) -> dict[str, float]:
-    """Loss of the written target on the validation packages, with and without its table."""
-    device = pick_device()
-    net = read_target(recipe.target, work.target).to(device).eval()
-    ids = np.load(work.tokens("validation"))
-    sizes = np.load(work.root / "validation_bytes.npy")
-    bytes_per_token = float(sizes[0] / len(ids))
-    length = recipe.pretrain.sequence
-    nats = nats_per_token(net, ids, length, limit)
-    for layer in recipe.target.ple_layer_ids:
-        table = net.layers[layer - 1].ple.ple_embedding.ngram_embedding
-        table.weight.data.zero_()
-    zeroed = nats_per_token(net, ids, length, limit)
-    values = {
-        "nats_per_token": nats,
-        "bytes_per_token": bytes_per_token,
-        "nats_per_byte": nats / bytes_per_token,
-        "nats_per_byte_without_table": zeroed / bytes_per_token,
-    }
-    work.note("validate", {k: round(v, 4) for k, v in values.items()})
-    return values
+def _say(
+    progress: Progress, losses: dict[str, Tensor], norm: Tensor, rate: float, plan: PretrainPlan
+) -> None:
+    speed = progress.step * plan.batch * plan.sequence / max(progress.elapsed(), 1e-9)
+    named = " ".join(f"{name} {value.item():.3f}" for name, value in losses.items())
+    kind = "sparse" if progress.done >= plan.sparse_from else "dense"
+    progress.say(f"{named} norm {norm.item():.2f} lr x{rate:.2f} {kind} {speed:.0f} tok/s")

@@ -79,6 +79,7 @@ class DrafterDims:
     block_size: int = 8
     sliding_window: int = 512
     num_taps: int = 3
+    target_layer_ids: tuple[int, ...] = ()  # empty: `num_taps` layers by the default rule
     conv_kernel_size: int = 2
     conv_group_size: int = 16
     selector_rank: int = 64
@@ -103,6 +104,7 @@ class CorpusPlan:
     max_overlap: float = 0.5  # a file is a near duplicate above this share of shingles seen before
     max_total_mb: float = 600.0
     tokenizer_mb: float = 40.0
+    max_files: int = 1_000_000  # per package; few make a quick trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ class PretrainPlan:
     """How the target is trained. Times are wall-clock seconds of the stage's own loop."""
 
     seconds: float = 450.0
-    total_seconds: float = 1e9  # with compilation; what is left of it cuts `seconds`
-    batch: int = 32
-    sequence: int = 2048
+    total_seconds: float = 1e9  # with compiling and waiting; what is left of it cuts `seconds`
+    batch: int = 16
+    sequence: int = 4096
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     weight_decay: float = 0.02
@@ -120,7 +122,28 @@ class PretrainPlan:
     decay: float = 0.5
     clip: float = 1.0
     balance_loss: float = 0.01
+    index_loss: float = 1.0  # moves the indexers only
+    sparse_from: float = 0.6  # share of the run after which attention keeps to the indexers' choice
     compile: bool = True
+    wait_s: float = 300.0  # for the corpus, when it is being made beside
+    save_s: float = 60.0  # between two checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class MtpPlan:
+    """How the MTP head is trained on the frozen target."""
+
+    seconds: float = 45.0
+    batch: int = 16
+    sequence: int = 1024
+    depth: int = 3  # links of the chain in one step
+    depth_weight: float = 0.6  # weight of link d is depth_weight ** d
+    muon_lr: float = 0.01
+    adam_lr: float = 2e-3
+    weight_decay: float = 0.01
+    warmup: float = 0.03
+    decay: float = 0.5
+    clip: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +151,14 @@ class RegeneratePlan:
     """Text that the target writes itself, for the drafter to learn from."""
 
     seconds: float = 75.0
+    new_tokens: int = 256
+    prompt: int = 1024
     batch: int = 4096
-    prompt: int = 384
-    length: int = 1024
+    others: tuple[tuple[int, int], ...] = ((32, 2048), (3840, 768))  # (prompt, rows), once each
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)  # one per row, in turn
-    loop_unique: float = 0.5  # a row loops if fewer of its last 8-grams are unique
-    max_loops: float = 0.15  # share of the rows that may loop
+    from_start: float = 0.5  # share of the prompts that begin where a file begins
+    loop_unique: float = 0.5  # a row loops if fewer of its 8-grams are unique
+    max_loops: float = 0.6  # share of the rows that may loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +166,7 @@ class DrafterPlan:
     """How the drafter is trained."""
 
     seconds: float = 300.0
-    total_seconds: float = 1e9  # with reading taps and compilation; the rest of it cuts `seconds`
+    total_seconds: float = 1e9  # with compiling, waiting, reading taps; the rest cuts `seconds`
     batch: int = 32
     anchors: int = 128
     muon_lr: float = 0.01
@@ -150,10 +175,12 @@ class DrafterPlan:
     warmup: float = 0.02
     decay: float = 0.5
     clip: float = 1.0
-    warm_start: bool = False  # go on from the drafter in the work folder
     slot_decay: float = 4.0  # weight of slot k is exp(-(k - 1) / slot_decay)
     selector_weight: float = 1.0
+    max_rows: int = 1_000_000  # of the regenerated ones; their taps live on the device
     compile: bool = True
+    wait_s: float = 300.0  # for the regenerated text, when it is being written beside
+    save_s: float = 60.0  # between two checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +190,10 @@ class EvaluatePlan:
     prompts: str = ""  # folder of *.py.txt
     new_tokens: int = 256
     max_prompt: int = 1536
+    contexts: tuple[int, ...] = (500, 3500)  # tokens before the same places of validation files
+    files: int = 48  # of those, at most
+    chain: int = 6  # drafts of the MTP head
+    windows: int = 200  # of `pretrain.sequence` tokens, for the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +205,18 @@ class Recipe:
     drafter: DrafterDims = field(default_factory=DrafterDims)
     corpus: CorpusPlan = field(default_factory=CorpusPlan)
     pretrain: PretrainPlan = field(default_factory=PretrainPlan)
+    mtp: MtpPlan = field(default_factory=MtpPlan)
     regenerate: RegeneratePlan = field(default_factory=RegeneratePlan)
     distill: DrafterPlan = field(default_factory=DrafterPlan)
     evaluate: EvaluatePlan = field(default_factory=EvaluatePlan)
+
+    def with_drafter(self, version: int) -> "Recipe":
+        """The recipe for another version of the drafter."""
+        return replace(self, drafter=self.drafter_of(version))
+
+    def drafter_of(self, version: int) -> DrafterDims:
+        """The drafter's sizes with another version."""
+        return replace(self.drafter, version=version)
 
 
 def load_recipe(path: Path = DEFAULT_PATH, overrides: Sequence[str] = ()) -> Recipe:
@@ -198,6 +238,10 @@ def load_recipe(path: Path = DEFAULT_PATH, overrides: Sequence[str] = ()) -> Rec
     return recipe
 
 
+def _frozen(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(_frozen(item) if isinstance(item, list) else item for item in value)
+
+
 def _merge(node: Any, values: Mapping[str, Any]) -> Any:
     known = {f.name: getattr(node, f.name) for f in fields(node)}
     changed: dict[str, Any] = {}
@@ -207,5 +251,5 @@ def _merge(node: Any, values: Mapping[str, Any]) -> Any:
         if isinstance(value, dict):
             changed[key] = _merge(known[key], value)
         else:
-            changed[key] = tuple(value) if isinstance(value, list) else type(known[key])(value)
+            changed[key] = _frozen(value) if isinstance(value, list) else type(known[key])(value)
     return replace(node, **changed)

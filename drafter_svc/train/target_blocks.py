@@ -1,11 +1,13 @@
 """The blocks of a trainable `qwen4_exp` in torch, parameters under the published names.
 
-Knows each block in training and in decoding. Does not know the stack, data or files.
-Full-attention layers are trained as dense causal attention: within `indexer_budget` tokens the
-sparse selection keeps everything, and the indexer's weights stay at their start.
+Knows each block in training and in decoding, but full attention (`indexed_attention`). Does not
+know the stack, data or files. A cache is a dict of tensors whose first axis is the batch; a block
+writes into them in place when it decodes, so that a decoding step can be recorded and replayed.
 
 Shapes: B sequences, T tokens, S streams, H hidden.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +84,14 @@ class HyperConnection(nn.Module):
         return mixed, 2.0 * torch.sigmoid(self.block_inject_weight(normed) / self.streams)
 
 
+def keep(cache: dict[str, Any], name: str, value: Tensor) -> None:
+    """Put a tensor into a cache, in place where one of its shape is there."""
+    if name in cache:
+        cache[name].copy_(value)
+    else:
+        cache[name] = value.clone()
+
+
 def write(x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
     """Add block output y [B, T, H] to every stream of x [B, T, S*H] by its share."""
     return x + (shares[..., None] * y[..., None, :]).flatten(-2).to(x.dtype)
@@ -125,11 +135,11 @@ class GatedDeltaNet(nn.Module):
         self.norm.weight = nn.Parameter(torch.ones(self.value_dim))
         self.out_proj = linear(values, dims.hidden_size)
 
-    def _heads(self, x: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x: Tensor, cache: dict[str, Any] | None) -> tuple[Tensor, Tensor, Tensor]:
         before = None if cache is None else cache.get("conv")
         mixed, window = self.conv1d(self.in_proj_qkv(x), before)
         if cache is not None:
-            cache["conv"] = window
+            keep(cache, "conv", window)
         q, k, v = functional.silu(mixed).float().split(self.sizes, -1)
         q, k = (t.unflatten(-1, (self.key_heads, -1)) for t in (q, k))
         q = q * torch.rsqrt(q.pow(2).sum(-1, keepdim=True) + 1e-6) * self.key_dim**-0.5
@@ -138,7 +148,7 @@ class GatedDeltaNet(nn.Module):
         q, k = (t.repeat_interleave(group, 2).transpose(1, 2) for t in (q, k))
         return q, k, v.unflatten(-1, (self.value_heads, -1)).transpose(1, 2)
 
-    def forward(self, x: Tensor, rope: Rope, cache: dict[str, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, cache: dict[str, Any] | None = None) -> Tensor:
         """Mix [B, T, H]; `rope` is unused, so that both kinds of layer are called alike."""
         q, k, v = self._heads(x, cache)
         beta = torch.sigmoid(self.in_proj_b(x).float()).transpose(1, 2)
@@ -152,69 +162,11 @@ class GatedDeltaNet(nn.Module):
                 state = None if cache is None else cache.get("state")
                 out, state = delta_rule_chunked(q, k, v, beta, log_decay, state)
                 if cache is not None:
-                    cache["state"] = state
+                    keep(cache, "state", state)
         out = out.transpose(1, 2)
         out = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + self.eps)
         gate = torch.sigmoid(self.in_proj_z(x).float()).unflatten(-1, (self.value_heads, -1))
         return self.out_proj((out * self.norm.weight * gate).flatten(-2).to(x.dtype))
-
-
-class Indexer(nn.Module):
-    """Weights of the sparse selection; kept and exported, never run while it is inactive."""
-
-    def __init__(self, dims: TargetDims):
-        super().__init__()
-        rows = (dims.indexer_n_heads + dims.indexer_kv_heads) * dims.indexer_head_dim
-        self.index_qk_proj = linear(dims.hidden_size, rows)
-        self.q_layernorm = ZeroCentredNorm(dims.indexer_head_dim, dims.rms_norm_eps)
-        self.k_layernorm = ZeroCentredNorm(dims.indexer_head_dim, dims.rms_norm_eps)
-
-
-class GatedAttention(nn.Module):
-    """Grouped-query attention whose queries come packed per head with an output gate."""
-
-    def __init__(self, dims: TargetDims):
-        super().__init__()
-        self.heads, self.kv_heads = dims.num_attention_heads, dims.num_key_value_heads
-        self.head_dim = dims.head_dim
-        self.q_proj = linear(dims.hidden_size, self.heads * self.head_dim * 2)
-        self.k_proj = linear(dims.hidden_size, self.kv_heads * self.head_dim)
-        self.v_proj = linear(dims.hidden_size, self.kv_heads * self.head_dim)
-        self.o_proj = linear(self.heads * self.head_dim, dims.hidden_size)
-        self.q_norm = ZeroCentredNorm(self.head_dim, dims.rms_norm_eps)
-        self.k_norm = ZeroCentredNorm(self.head_dim, dims.rms_norm_eps)
-        self.indexer = Indexer(dims)
-
-    def forward(self, x: Tensor, rope: Rope, cache: dict[str, Tensor] | None = None) -> Tensor:
-        """Attend causally over [B, T, H] and the rows in the cache."""
-        packed = self.q_proj(x).unflatten(-1, (self.heads, 2 * self.head_dim))
-        q, gate = packed.chunk(2, -1)
-        k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1))
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        q = rotate(self.q_norm(q).transpose(1, 2), rope)
-        k = rotate(self.k_norm(k).transpose(1, 2), rope)
-        causal = x.shape[1] > 1
-        if cache is not None:
-            k, v = _grow(cache, "k", k), _grow(cache, "v", v)
-            if causal and k.shape[2] != q.shape[2]:
-                raise NotImplementedError("append one token at a time after the prompt")
-        group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-        return self.o_proj((out * torch.sigmoid(gate)).flatten(-2))
-
-
-def _grow(cache: dict[str, Tensor], name: str, rows: Tensor) -> Tensor:
-    used = int(cache["used_" + name]) if "used_" + name in cache else 0
-    end = used + rows.shape[2]
-    if name not in cache or cache[name].shape[2] < end:
-        room = rows.new_zeros(*rows.shape[:2], end + 256, rows.shape[3])
-        if name in cache:
-            room[:, :, :used] = cache[name][:, :, :used]
-        cache[name] = room
-    cache[name][:, :, used:end] = rows
-    cache["used_" + name] = torch.tensor(end)
-    return cache[name][:, :, :end]
 
 
 class Experts(nn.Module):

@@ -5,22 +5,24 @@ Knows the order of the forward pass and the taps. Does not know data, optimisers
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drafter_svc.train.indexed_attention import GatedAttention
 from drafter_svc.train.ngram import head_sizes, layer_multipliers, ngram_row_ids, table_rows
 from drafter_svc.train.recipe import TargetDims
 from drafter_svc.train.target_blocks import (
     DepthwiseConv,
     Experts,
-    GatedAttention,
     GatedDeltaNet,
     HyperConnection,
     Rope,
     SharedExpert,
     ZeroCentredNorm,
+    keep,
     linear,
     rope_table,
     write,
@@ -93,7 +95,7 @@ class NgramLayer(nn.Module):
         self.norm_conv = ZeroCentredNorm(width, eps, dims.hc_count)
         self.conv1d = DepthwiseConv(width, dims.ple_conv_kernel_size, dims.ngram_size)
 
-    def rows(self, ids: Tensor, cache: dict[str, Tensor] | None) -> Tensor:
+    def rows(self, ids: Tensor, cache: dict[str, Any] | None) -> Tensor:
         """Table rows of [B, T] ids, concatenated over the heads: [B, T, ple_embed_dim]."""
         table, dims = self.ple_embedding, self.dims
         before = ids.new_full((ids.shape[0], dims.ngram_size - 1), dims.eos_token_id)
@@ -101,10 +103,10 @@ class NgramLayer(nn.Module):
         buffers = [table.layer_multipliers, table.ngram_heads_vocab_sizes]
         row_ids = ngram_row_ids(ids, before, dims, [*buffers, table.ngram_heads_offsets])
         if cache is not None:
-            cache["ids"] = torch.cat([before, ids], 1)[:, ids.shape[1] :]
+            keep(cache, "ids", torch.cat([before, ids], 1)[:, ids.shape[1] :])
         return table.ngram_embedding(row_ids).flatten(-2)
 
-    def forward(self, x: Tensor, ids: Tensor, cache: dict[str, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, cache: dict[str, Any] | None = None) -> Tensor:
         """Add the n-gram memory of ids [B, T] to x [B, T, S*H]."""
         dims = self.dims
         rows = self.rows(ids, cache).to(x.dtype)
@@ -118,7 +120,7 @@ class NgramLayer(nn.Module):
         before = None if cache is None else cache.get("ple_conv")
         mixed, window = self.conv1d(self.norm_conv(gated), before)
         if cache is not None:
-            cache["ple_conv"] = window
+            keep(cache, "ple_conv", window)
         return x + gated + functional.silu(mixed)
 
 
@@ -139,32 +141,48 @@ class DecoderLayer(nn.Module):
             self.ple = NgramLayer(dims)
 
     def forward(
-        self, x: Tensor, rope: Rope, cache: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Map streams [B, T, S*H] to streams; also the balance loss. The n-gram part is apart."""
+        self, x: Tensor, rope: Rope, cache: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map streams [B, T, S*H] to streams; also the losses of balance and of the indexer.
+
+        The n-gram part is apart.
+        """
         mixed, shares = self.attn_hyper_connection(x)
-        mixer = self.linear_attn if self.linear else self.self_attn
-        x = write(x, mixer(mixed, rope, cache), shares)
+        if self.linear:
+            y, lesson = self.linear_attn(mixed, rope, cache), x.new_zeros((), dtype=torch.float32)
+        else:
+            y, lesson = self.self_attn(mixed, rope, cache)
+        x = write(x, y, shares)
         mixed, shares = self.mlp_hyper_connection(x)
         out, balance = self.mlp(mixed)
-        return write(x, out, shares), balance
+        return write(x, out, shares), balance, lesson
 
 
 @dataclass(slots=True)
 class TargetState:
-    """What incremental decoding keeps: one cache per layer and the tokens seen."""
+    """What decoding keeps: one cache per layer, and how many tokens were seen (int64 scalar)."""
 
-    layers: list[dict[str, Tensor]]
-    length: int = 0
+    layers: list[dict[str, Any]]
+    position: Tensor
 
 
 @dataclass(slots=True)
 class TargetOutput:
-    """Hidden rows before the head [B, T, H], the taps asked for, the summed balance loss."""
+    """What a forward gives.
+
+    Attributes:
+        hidden: rows before the head [B, T, H].
+        streams: the same before the last read [B, T, S*H]; the MTP head starts from them.
+        taps: those asked for, [B, T, H] each.
+        balance: of the experts, summed over layers.
+        lesson: of the indexers, summed over layers.
+    """
 
     hidden: Tensor
+    streams: Tensor
+    balance: Tensor
+    lesson: Tensor
     taps: list[Tensor] = field(default_factory=list)
-    balance: Tensor | None = None
 
 
 class TargetNet(nn.Module):
@@ -177,9 +195,19 @@ class TargetNet(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(dims, i) for i in range(dims.num_hidden_layers))
         self.hyper_connection_mixer = HyperConnection(dims, inject=False)
 
-    def new_state(self) -> TargetState:
-        """An empty state for `forward`."""
-        return TargetState([{} for _ in self.layers])
+    def attention(self) -> list[GatedAttention]:
+        """The layers with an indexer."""
+        return [layer.self_attn for layer in self.layers if not layer.linear]
+
+    def select(self, sparse: bool, teach: bool = False) -> None:
+        """Attend to the indexers' choice or to everything; train the indexers or not."""
+        for block in self.attention():
+            block.sparse, block.teach = sparse, teach
+
+    def new_state(self, room: int) -> TargetState:
+        """An empty state for `forward` that may come to hold `room` tokens."""
+        position = torch.zeros((), dtype=torch.int64, device=self.embed_tokens.weight.device)
+        return TargetState([{"room": room, "position": position} for _ in self.layers], position)
 
     def forward(
         self,
@@ -196,25 +224,27 @@ class TargetNet(nn.Module):
             state: continue from here and advance it; None starts at position 0.
             dtype: of the streams.
         """
-        dims, start = self.dims, 0 if state is None else state.length
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)
+        dims = self.dims
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        positions = positions if state is None else positions + state.position
         rotary = int(dims.head_dim * dims.partial_rotary_factor)
         rope = rope_table(positions, rotary, dims.rope_theta)
         x = self.embed_tokens(ids).to(dtype).repeat(1, 1, dims.hc_count)
-        out = TargetOutput(hidden=x, balance=x.new_zeros((), dtype=torch.float32))
+        zero = x.new_zeros((), dtype=torch.float32)
+        out = TargetOutput(hidden=x, streams=x, balance=zero, lesson=zero)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             cache = None if state is None else state.layers[index]
             if index + 1 in dims.ple_layer_ids:
                 x = layer.ple(x, ids, cache)
-            x, balance = layer(x, rope, cache)
-            out.balance = out.balance + balance
+            x, balance, lesson = layer(x, rope, cache)
+            out.balance, out.lesson = out.balance + balance, out.lesson + lesson
             if index in taps:
                 tapped[index] = x.unflatten(-1, (dims.hc_count, -1)).mean(-2)
         if state is not None:
-            state.length += ids.shape[1]
+            state.position.add_(ids.shape[1])
         out.taps = [tapped[index] for index in taps]
-        out.hidden = self.hyper_connection_mixer(x)[0]
+        out.streams, out.hidden = x, self.hyper_connection_mixer(x)[0]
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -222,7 +252,7 @@ class TargetNet(nn.Module):
         return functional.linear(hidden, self.embed_tokens.weight.to(hidden.dtype)).float()
 
 
-def start_weights(net: TargetNet, seed: int) -> None:
+def start_weights(net: nn.Module, seed: int) -> None:
     """Fill a fresh net: small normals, zero outputs of blocks, decays spread over the heads.
 
     Output projections start at zero, so every stream starts as the embedding alone.

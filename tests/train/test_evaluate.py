@@ -6,19 +6,18 @@ pytest.importorskip("torch", reason="torch (extra `train`) is not installed")
 
 import numpy as np
 
-from drafter_svc.train.evaluate import Rounds, agreed, is_novel, lookup, replay
 from drafter_svc.train.optim import schedule
 from drafter_svc.train.regenerate import loops
+from drafter_svc.train.rounds import agreed, beside, is_novel, lookup, replay
 
 
 def test_a_round_moves_on_by_what_was_accepted_and_the_bonus() -> None:
     """Off by one here reports another acceptance length than serving has."""
     ids = [9, 8, 7, 1, 2, 3, 4, 5, 6, 7]
     drafts = np.array([[1, 2, 0], [0, 0, 0], [0, 0, 0], [4, 5, 6], [5, 6, 7]])
-    ours, copies = Rounds(), Rounds()
-    replay(ids, 2, drafts, ours, copies)
-    assert ours.lengths == [3, 4]
-    assert len(copies.lengths) == 2
+    rounds = replay(ids, 2, 4, lambda anchor: drafts[anchor - 2].tolist())
+    assert rounds.lengths == [3, 4]
+    assert beside(ids, rounds, 4, lambda anchor: [1]).lengths == [2, 1]
 
 
 def test_copied_means_that_the_last_three_ids_were_there_before() -> None:
