@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.scripted_drafts import GREEDY, drafted_decode, plain_decode, prefill
 from support.target_cases import arrays_of
-from support.tiny import write_safetensors
 
 from common.errors import (
     BadRequest,
@@ -23,28 +22,7 @@ from target_svc.load import EngineOptions, load_engine
 
 COUNT = 48
 PROMPT = np.random.default_rng(2).integers(8, 490, 45).tolist()
-BLOCK = 8
-
-
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory):
-    """The two tensors and the config that the target reads of a drafter."""
-    folder = tmp_path_factory.mktemp("drafter")
-    rng = np.random.default_rng(4)
-    tensors = {
-        "fc.weight": rng.standard_normal((32, 192), dtype=np.float32) / 14,
-        "hidden_norm.weight": 1 + 0.2 * rng.standard_normal(32, dtype=np.float32),
-    }
-    write_safetensors(folder / "model.safetensors", tensors, dtype="F32")
-    config = {
-        "block_size": BLOCK,
-        "rms_norm_eps": 1e-6,
-        "layer_types": ["sliding_attention"] * 2,
-        "sliding_window": 16,
-        "dflash_config": {"target_layer_ids": [1, 3, 6]},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+BLOCK = 8  # of the drafter in conftest
 
 
 @pytest.fixture(scope="module")
