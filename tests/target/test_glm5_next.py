@@ -144,8 +144,8 @@ def test_taps_are_plain_means_of_the_streams(model, golden, sequence):
 
 
 def test_forms_for_a_gpu_compute_the_same_function(folder, golden, monkeypatch):
-    """Fused attention, sums of the balance and the solve by powers, which a CPU never reaches."""
-    for module in ("norms", "kimi_delta", "latent_attention", "sinkhorn"):
+    """Fused norms, sums of the balance and the solve by powers, which a CPU run never reaches."""
+    for module in ("norms", "kimi_delta", "sinkhorn"):
         monkeypatch.setattr(f"target_svc.models.blocks.{module}.is_cpu", lambda: False)
     model, ids, wanted = load(folder), golden["ids"][0], golden["logits"][0]
     for parts in ([ids], PATTERNS["in fives"](ids)):

@@ -17,7 +17,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from target_svc.models.blocks.norms import RmsNorm, is_cpu
+from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.pooled_index import PooledIndex, RowPlan
 from target_svc.models.states.gated_pools import GatedPools
 from target_svc.models.states.rows import GrowingRows
@@ -85,28 +85,24 @@ class LatentAttention:
         """Attend q [heads, R, rank] over n latents, few enough rows at a time."""
         rows = q.shape[1]
         step = max(1, _MOST_SCORES // (self._shape.heads * seen.shape[0]))
-        attend = self._attend_plain if is_cpu() else self._attend_fused
         if rows <= step:
-            return attend(q, seen, hidden)
+            return _attend_rows(q, seen, hidden)
         parts = []
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            parts.append(attend(q[:, part], seen, None if hidden is None else hidden[part]))
+            parts.append(_attend_rows(q[:, part], seen, None if hidden is None else hidden[part]))
         return mx.concatenate(parts, axis=1)
 
-    def _attend_plain(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
-        """Attend q [heads, R, rank] over n latents; `hidden` is additive [R, n]."""
-        heads, rows, rank = q.shape
-        scores = (q.reshape(-1, rank) @ seen.T).reshape(heads, rows, -1)
-        if hidden is not None:
-            scores = scores + hidden
-        weights = mx.softmax(scores, axis=-1).reshape(heads * rows, -1)
-        return (weights @ seen).reshape(heads, rows, rank)
 
-    def _attend_fused(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
-        """The same through MLX's own function, which chooses a kernel by shape and device."""
-        mask = None if hidden is None else hidden.astype(q.dtype)
-        latents = seen[None, None]
-        return mx.fast.scaled_dot_product_attention(
-            q[None], latents, latents, scale=1.0, mask=mask
-        )[0]
+def _attend_rows(q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
+    """Attend q [heads, R, rank] over n latents; `hidden` is additive [R, n].
+
+    Heads and rows are one axis of two products, so that the cache is read once for all of them;
+    MLX's fused attention knows no heads so wide and would read it once a head.
+    """
+    heads, rows, rank = q.shape
+    scores = (q.reshape(-1, rank) @ seen.T).reshape(heads, rows, -1)
+    if hidden is not None:
+        scores = scores + hidden
+    weights = mx.softmax(scores, axis=-1, precise=True).astype(q.dtype)
+    return (weights.reshape(heads * rows, -1) @ seen).reshape(heads, rows, rank)

@@ -1,7 +1,8 @@
 """States of recurrent layers whose decay differs per key channel, and what rows add to them.
 
 Does not know how a layer makes keys, values and decays. Invariant: the states before a forward stay
-whole until `roll_back`.
+whole until `roll_back`. A round holds, besides the states, 4 (2 Dk + Dv) bytes per row, head and
+layer; the states after it are one product that is run with the next forward.
 """
 
 from collections.abc import Sequence
