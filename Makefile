@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help demo test test-fast lint bench goldens clean
+.PHONY: help demo test test-fast test-long lint bench goldens clean
 
 help:  ## Say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,8 +27,11 @@ demo: $(BIN)/.run-ready  ## Start three processes, stream a real continuation, c
 test: $(BIN)/.dev-ready  ## Run all tests
 	@$(BIN)/python -m pytest -q
 
+test-long: $(BIN)/.dev-ready  ## Run all tests, and the statistics and cancels in full (half an hour)
+	@$(BIN)/python -m pytest -q -m "" --timeout 1800
+
 test-fast: $(BIN)/.dev-ready  ## Run the tests that start no process
-	@$(BIN)/python -m pytest -q -m "not system and not slow"
+	@$(BIN)/python -m pytest -q -m "not system and not slow and not long"
 
 lint: $(BIN)/.dev-ready  ## Formatting, lint, types, import contracts
 	@$(BIN)/ruff format --check .

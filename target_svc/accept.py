@@ -1,48 +1,133 @@
-"""Choose the target's own token for every row, and count the drafts that agree.
+"""Decide on the drafts of one forward, and choose the token that follows the accepted prefix.
 
-Knows logits and ids. Does not know sessions, state or drafters. Acceptance compares ids: the
-target's own choice at a position, greedy or keyed, does not depend on drafts, so any draft, good
-or hostile, leaves the output unchanged. One tie rule: the lowest id.
+Knows logits, drafts and a request's sampling. Does not know sessions, state or drafters. Scores are
+read by the host once; a row is looked at only if all drafts before it were kept.
+Invariant: under greedy and `exact` the target's own choice at a position does not depend on drafts,
+so any draft, good or hostile, leaves the output unchanged. One tie rule: the lowest id.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import NotFinite
-from target_svc.distribution import NEAR_TIE, Sampling, draw
+from target_svc.distribution import (
+    NEAR_TIE,
+    Sampling,
+    adjusted,
+    best,
+    changes_scores,
+    draw,
+    kept_of,
+)
 from target_svc.models.blocks.norms import is_cpu
+from target_svc.rules import RULES, Ruling, Source
+from target_svc.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """The target's choice at every row of one forward."""
+class Drafts:
+    """What a forward verifies beside the anchor.
 
-    ids: tuple[int, ...]
-    is_near_tie: tuple[bool, ...]
+    Attributes:
+        ids: draft ids, at most R - 1.
+        sources: what each was drawn from; empty where none was drawn but the best one taken.
+        is_copy: taken from earlier text: always judged by `exact`, since a lossy rule would make
+            copying certain.
+    """
+
+    ids: tuple[int, ...] = ()
+    sources: tuple[Source, ...] = ()
+    is_copy: bool = False
 
 
-def choose(logits: mx.array, sampling: Sampling, first_pos: int) -> Choices:
-    """Choose a token at every row of logits [R, V]; the one host read of a round.
+NO_DRAFTS: Final = Drafts()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms under softmax of the raw scores, before anything of `distribution`."""
+
+    chosen: float
+    top_ids: tuple[int, ...]  # best first, lowest id first
+    top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one forward has decided."""
+
+    ids: tuple[int, ...]  # accepted drafts, then the target's own token
+    n_accepted: int
+    near_ties: int  # among the positions decided
+    logprobs: tuple[TokenLogprobs, ...]  # one per id where asked for, else empty
+
+
+def decide(
+    logits: mx.array,
+    drafts: Drafts,
+    sampling: Sampling,
+    first_pos: int,
+    seen: Seen | None = None,
+) -> Decision:
+    """Judge drafts by the scores of the rows before them.
 
     Args:
-        logits: row i scores the token at position first_pos + i.
-        sampling: temperature 0 takes the best, another one draws.
+        logits: [R, V]; row i scores the token at position first_pos + i. Rows past the drafts are
+            padding.
+        drafts: at most R - 1 of them.
+        sampling: of the request.
         first_pos: absolute position of the token that row 0 scores.
+        seen: ids up to the anchor, where `distribution.counts_tokens`.
 
     Raises:
-        NotFinite: a row has no finite best score.
+        NotFinite: a row that decides has no finite best score.
     """
-    if sampling.temperature > 0:
-        return _draw_rows(np.array(logits.astype(mx.float32)), sampling, first_pos)
-    ids, best, second = _best_two_on_host(logits) if is_cpu() else _best_two_on_device(logits)
-    _check_finite(best)
-    near = (best - second) < NEAR_TIE * np.maximum(1.0, np.abs(best))
-    return Choices(tuple(ids.tolist()), tuple(near.tolist()))
+    is_greedy = sampling.temperature == 0
+    if is_greedy and sampling.logprobs < 0 and not changes_scores(sampling):
+        return _decide_greedily(logits, drafts.ids)
+    scores = np.array(logits.astype(mx.float32))
+    decided: list[Ruling] = []
+    for row in range(len(drafts.ids) + 1):
+        _check_finite(scores[row : row + 1].max(axis=1), row)
+        decided.append(_rule(scores[row], row, drafts, sampling, first_pos + row, seen))
+        if not decided[-1].is_kept:
+            break
+    ids = tuple(ruling.token for ruling in decided)
+    logprobs = (
+        tuple(logprobs_of(scores[row], token, sampling.logprobs) for row, token in enumerate(ids))
+        if sampling.logprobs >= 0
+        else ()
+    )
+    near = sum(ruling.is_near_tie for ruling in decided)
+    return Decision(ids, len(ids) - 1, near, logprobs)
+
+
+def _rule(
+    scores: NDArray[Any],
+    row: int,
+    drafts: Drafts,
+    sampling: Sampling,
+    position: int,
+    seen: Seen | None,
+) -> Ruling:
+    """Decide on one position; the row after the last draft keeps nothing."""
+    wide = adjusted(scores, sampling, seen, drafts.ids[:row])
+    draft = drafts.ids[row] if row < len(drafts.ids) else None
+    if sampling.temperature == 0:
+        choice = best(wide)
+        return Ruling(choice.token == draft, choice.token, choice.is_near_tie)
+    kept = kept_of(wide, sampling)
+    if draft is None:
+        choice = draw(kept, sampling.seed, position)
+        return Ruling(False, choice.token, choice.is_near_tie)
+    source = drafts.sources[row] if drafts.sources else Source.certain(draft)
+    rule = RULES["exact" if drafts.is_copy else sampling.acceptance]
+    return rule(kept, draft, source, sampling, position)
 
 
 def count_accepted(chosen_ids: Sequence[int], draft_ids: Sequence[int]) -> int:
@@ -59,32 +144,59 @@ def count_accepted(chosen_ids: Sequence[int], draft_ids: Sequence[int]) -> int:
     return count
 
 
-def _draw_rows(scores: NDArray[Any], sampling: Sampling, first_pos: int) -> Choices:
-    _check_finite(scores.max(axis=1))
-    draws = [draw(row, sampling, first_pos + index) for index, row in enumerate(scores)]
-    return Choices(tuple(d.token for d in draws), tuple(d.is_near_tie for d in draws))
+def logprobs_of(scores: NDArray[Any], token: int, count: int) -> TokenLogprobs:
+    """Log probabilities of one token and of the `count` best, under raw scores [V]."""
+    wide = scores.astype(np.float64)
+    top = wide.max()
+    wide = wide - (top + np.log(np.exp(wide - top).sum()))
+    count = min(count, len(wide))
+    edge = np.partition(wide, len(wide) - count)[len(wide) - count] if count else np.inf
+    ranked = np.flatnonzero(wide >= edge)
+    ranked = ranked[np.argsort(-wide[ranked], kind="stable")][:count]
+    return TokenLogprobs(
+        min(0.0, float(wide[token])),
+        tuple(ranked.tolist()),
+        tuple(min(0.0, value) for value in wide[ranked].tolist()),
+    )
 
 
-def _check_finite(best: NDArray[Any]) -> None:
-    if not np.isfinite(best).all():
-        row = int(np.argmin(np.isfinite(best)))
-        raise NotFinite(f"row {row} has best score {best[row]}; every row needs a finite one")
+# --------------------------------------------------------------------------- greedy, the short way
+
+
+def _decide_greedily(logits: mx.array, draft_ids: Sequence[int]) -> Decision:
+    rows = len(draft_ids) + 1
+    ids, top, second = _best_two_on_host(logits) if is_cpu() else _best_two_on_device(logits)
+    n_accepted = count_accepted(ids.tolist(), draft_ids)
+    _check_finite(top[:rows], 0)
+    near = (top - second) < NEAR_TIE * np.maximum(1.0, np.abs(top))
+    decided = n_accepted + 1
+    return Decision(
+        tuple(ids[:decided].tolist()), n_accepted, int(np.count_nonzero(near[:decided])), ()
+    )
+
+
+def _check_finite(top: NDArray[Any], first_row: int) -> None:
+    if not np.isfinite(top).all():
+        row = int(np.argmin(np.isfinite(top)))
+        raise NotFinite(
+            f"row {first_row + row} has best score {top[row]}; every row needs a finite one"
+        )
 
 
 def _best_two_on_host(logits: mx.array) -> tuple[NDArray[Any], ...]:
     scores = np.array(logits)  # a copy: the best is struck out below
     rows = np.arange(len(scores))
     ids = scores.argmax(axis=1)
-    best = scores[rows, ids]
+    best_scores = scores[rows, ids]
     scores[rows, ids] = -np.inf
-    return ids, best, scores.max(axis=1)
+    return ids, best_scores, scores.max(axis=1)
 
 
 def _best_two_on_device(logits: mx.array) -> tuple[NDArray[Any], ...]:
     scores = logits.astype(mx.float32)
     ids = mx.argmax(scores, axis=-1)
-    best = mx.max(scores, axis=-1)
+    top = mx.max(scores, axis=-1)
     is_best = mx.arange(scores.shape[-1])[None, :] == ids[:, None]
     second = mx.max(mx.where(is_best, -mx.inf, scores), axis=-1)
-    mx.eval(ids, best, second)
-    return np.array(ids), np.array(best), np.array(second)
+    mx.eval(ids, top, second)
+    return np.array(ids), np.array(top), np.array(second)

@@ -1,49 +1,83 @@
-"""Draw tokens from a target's scores with noise that depends on the place alone.
+"""From a row of scores to the distribution a request wants: one code path for every forward.
 
-Knows scores, temperature, the two filters and keyed noise. Does not know rounds or drafts. The
-token at an absolute position is the argmax of score / T + Gumbel noise of (seed, position, id), so
-what is drawn there is the same in whatever round, row or width the position comes up: a draft
-survives exactly if it is that token.
+Knows scores, what a request changes in them, and the filters. Does not know rounds, drafts' origin
+or acceptance. The order, for prefill, plain rounds and every row of a verify alike:
 
-Source: ddalcu/mlx-serve, `keyed_sample.zig` (the hash and the order of candidates).
+1. logit bias, added to the raw score (as OpenAI's API defines it);
+2. repetition penalty r over ids of the prompt and the reply: a positive score is divided by r, a
+   negative one multiplied (CTRL, Keskar et al. 2019, section 4.1);
+3. frequency penalty times the count of an id in the reply, and presence penalty where it occurs
+   there at all, subtracted (as OpenAI's API defines them); row i counts the drafts before it;
+4. temperature T divides; T = 0 takes the best score, lowest id first, and ends here;
+5. top-k keeps scores no less than the k-th largest, ties included;
+6. top-p keeps the fewest, best first and lowest id first, whose mass reaches it;
+7. min-p keeps what has at least that share of the best one's probability.
+
+Source of 5 and 6: ddalcu/mlx-serve (`keyed_sample.zig`); of 7: Nguyen et al. 2024, "Min-p".
+Invariant: `Kept.unsure` names every id whose being kept rounding may decide, so that no such draw
+goes unreported.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-NEAR_TIE: Final = 1e-4  # of max(1, |best|): kernels that differ by rows may order these either way
+from target_svc.noise import gumbel
+from target_svc.seen import Seen
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_POSITION: Final = np.uint64(0xD1B54A32D192ED03)
-_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND: Final = np.uint64(0x94D049BB133111EB)
+NEAR_TIE: Final = 1e-4  # of max(1, |best|): kernels that differ by rows may order these either way
 
 
 class Sampling(Protocol):
-    """What is read of a request's sampling parameters."""
+    """What is read of a request's sampling parameters; ranges as in `common.sampling`."""
 
     @property
-    def temperature(self) -> float:
-        """0 is greedy."""
+    def temperature(self) -> float: ...  # noqa: D102
 
     @property
-    def top_p(self) -> float:
-        """Probability mass kept, in (0, 1]."""
+    def top_p(self) -> float: ...  # noqa: D102
 
     @property
-    def top_k(self) -> int:
-        """Candidates kept; 0 is all."""
+    def top_k(self) -> int: ...  # noqa: D102
 
     @property
-    def seed(self) -> int:
-        """Names the draws."""
+    def min_p(self) -> float: ...  # noqa: D102
 
     @property
-    def acceptance(self) -> str:
-        """How drafts are accepted where T is above 0."""
+    def repetition_penalty(self) -> float: ...  # noqa: D102
+
+    @property
+    def presence_penalty(self) -> float: ...  # noqa: D102
+
+    @property
+    def frequency_penalty(self) -> float: ...  # noqa: D102
+
+    @property
+    def bias_ids(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def bias_values(self) -> tuple[float, ...]: ...  # noqa: D102
+
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+    @property
+    def acceptance(self) -> str: ...  # noqa: D102
+
+    @property
+    def typical_delta(self) -> float: ...  # noqa: D102
+
+    @property
+    def typical_epsilon(self) -> float: ...  # noqa: D102
+
+    @property
+    def cascade_alpha(self) -> float: ...  # noqa: D102
+
+    @property
+    def logprobs(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,107 +88,165 @@ class Draw:
     is_near_tie: bool
 
 
-def uniform(seed: int, position: int, ids: NDArray[Any]) -> NDArray[np.float64]:
-    """Keyed numbers in (0, 1), float64 so that neither end is reached.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The candidates that the filters leave.
 
-    >>> round(float(uniform(1234, 0, np.array([0]))[0]), 10)
-    0.177047044
+    Attributes:
+        ids: int64 [n], ascending.
+        scaled: float64 [n], score / T.
+        probs: float64 [n], sum 1.
+        unsure: int64 [m], ids that another rounding might keep or drop.
+        unsure_scaled: float64 [m].
     """
-    with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
-        place = np.uint64(position & 0xFFFFFFFF) * _POSITION
-        key = _mix(_mix(np.array(np.uint64(seed) + _GOLDEN)) ^ place)
-        mixed = _mix(key ^ ids.astype(np.uint64))
-    top = (mixed >> np.uint64(40)).astype(np.float64)
-    numbers: NDArray[np.float64] = (top + 0.5) / 2.0**24
-    return numbers
+
+    ids: NDArray[np.int64]
+    scaled: NDArray[np.float64]
+    probs: NDArray[np.float64]
+    unsure: NDArray[np.int64]
+    unsure_scaled: NDArray[np.float64]
+
+    def prob(self, token: int) -> float:
+        """Probability of one id; 0 where the filters dropped it."""
+        at = int(np.searchsorted(self.ids, token))
+        is_there = at < len(self.ids) and self.ids[at] == token
+        return float(self.probs[at]) if is_there else 0.0
 
 
-def draw(scores: NDArray[Any], sampling: Sampling, position: int) -> Draw:
-    """Draw the token at an absolute position.
+def changes_scores(sampling: Sampling) -> bool:
+    """Whether steps 1 to 3 do anything."""
+    return bool(sampling.bias_ids) or counts_tokens(sampling)
+
+
+def counts_tokens(sampling: Sampling) -> bool:
+    """Whether steps 2 and 3 do anything, so that earlier ids must be known."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
+def adjusted(
+    scores: NDArray[Any], sampling: Sampling, seen: Seen | None, drafts: tuple[int, ...] = ()
+) -> NDArray[np.float64]:
+    """Steps 1 to 3.
 
     Args:
-        scores: float [V], all finite or -inf.
-        sampling: with a temperature above 0.
-        position: of the token drawn; the prompt starts at 0.
+        scores: float [V].
+        sampling: of the request.
+        seen: the ids of prompt and reply up to the anchor; None where nothing counts them.
+        drafts: ids between the anchor and this row.
 
     Returns:
-        The token; a near-tie is two deciding sums, or a filter's edge, close enough to fall the
-        other way under another kernel's rounding.
+        float64 [V], a new array.
     """
-    scaled = scores.astype(np.float64) / sampling.temperature
-    ids, edge = _candidates(scaled, sampling)
-    sums = scaled[ids] + _gumbel(sampling.seed, position, ids)
-    best = sums.max()
-    token = int(ids[sums == best].min())
-    others = sums[ids != token]
-    near = len(others) > 0 and _is_near(best, others.max())
-    near = near or (
-        edge is not None and _edge_decides(scaled, edge, best, token, sampling, position)
-    )
-    return Draw(token, bool(near))
+    wide = scores.astype(np.float64)
+    if sampling.bias_ids:
+        wide[list(sampling.bias_ids)] += sampling.bias_values
+    if seen is None or not counts_tokens(sampling):
+        return wide
+    ids, counts = seen.counted(drafts)
+    if sampling.repetition_penalty != 1.0:
+        everything = seen.everything(drafts)
+        had = wide[everything]
+        rate = sampling.repetition_penalty
+        wide[everything] = np.where(had > 0, had / rate, had * rate)
+    wide[ids] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+    return wide
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """The last candidate kept and the first dropped, where rounding may swap or move them."""
-
-    kept: int
-    dropped: int
-
-
-def _candidates(
-    scaled: NDArray[np.float64], sampling: Sampling
-) -> tuple[NDArray[np.int64], _Edge | None]:
-    """Ids that the filters keep, and their edge where it is uncertain."""
-    if not sampling.top_k and sampling.top_p >= 1.0:
-        return np.arange(len(scaled)), None
-    ranked = np.argsort(-scaled, kind="stable")  # value first, then lowest id
-    count = min(sampling.top_k or len(scaled), len(scaled))
-    edge = None
-    if count < len(ranked) and _is_near(scaled[ranked[count - 1]], scaled[ranked[count]]):
-        edge = _Edge(int(ranked[count - 1]), int(ranked[count]))
-    if sampling.top_p < 1.0:
-        weights = np.exp(scaled[ranked[:count]] - scaled[ranked[0]])
-        mass = np.cumsum(weights / weights.sum())
-        kept = min(int(np.searchsorted(mass, sampling.top_p)) + 1, count)
-        if kept < count and _mass_is_near(mass, kept, sampling.top_p):
-            edge = _Edge(int(ranked[kept - 1]), int(ranked[kept]))
-        elif kept < count:
-            edge = None  # the other filter's edge was cut off
-        count = kept
-    return ranked[:count], edge
+def best(scores: NDArray[np.float64]) -> Draw:
+    """Step 4 at T = 0: the best score, lowest id first."""
+    token = int(scores.argmax())
+    top = scores[token]
+    second = np.partition(scores, -2)[-2] if len(scores) > 1 else -math.inf
+    return Draw(token, _is_near(top, second))
 
 
-def _mass_is_near(mass: NDArray[np.float64], kept: int, top_p: float) -> bool:
-    """Whether rounding may keep one candidate more or fewer."""
-    below = mass[kept - 2] if kept > 1 else 0.0
-    return bool(mass[kept - 1] - top_p < NEAR_TIE or top_p - below < NEAR_TIE)
+def kept_of(scores: NDArray[np.float64], sampling: Sampling) -> Kept:
+    """Steps 4 to 7 of adjusted scores [V], with a temperature above 0."""
+    scaled = scores / sampling.temperature
+    unsure: list[NDArray[np.int64]] = []
+    ids = _top_k(scaled, sampling.top_k, unsure)
+    if sampling.top_p < 1.0 or sampling.min_p > 0.0:
+        ids = ids[np.argsort(-scaled[ids], kind="stable")]  # value first, then lowest id
+        ids = _top_p(scaled, ids, sampling.top_p, unsure)
+        ids = np.sort(_min_p(scaled, ids, sampling.min_p, unsure))
+    weights = np.exp(scaled[ids] - scaled[ids].max())
+    open_ids = np.unique(np.concatenate(unsure)) if unsure else np.zeros(0, np.int64)
+    return Kept(ids, scaled[ids], weights / weights.sum(), open_ids, scaled[open_ids])
 
 
-def _edge_decides(
+def draw(kept: Kept, seed: int, position: int) -> Draw:
+    """Draw the token at an absolute position: the argmax of score / T plus keyed Gumbel noise.
+
+    A near-tie is two deciding sums close enough, or a filter's edge open enough, to fall the other
+    way under another kernel's rounding.
+    """
+    sums = kept.scaled + gumbel(seed, position, kept.ids)
+    top = float(sums.max())
+    token = int(kept.ids[sums == top].min())
+    others = sums[kept.ids != token]
+    near = len(others) > 0 and _is_near(top, float(others.max()))
+    if len(kept.unsure):
+        noise = gumbel(seed, position, kept.unsure)
+        near = near or token in kept.unsure or bool((kept.unsure_scaled + noise > top).any())
+    return Draw(token, near)
+
+
+def _top_k(
+    scaled: NDArray[np.float64], top_k: int, unsure: list[NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    if not 0 < top_k < len(scaled):
+        return np.flatnonzero(scaled > -np.inf)
+    edge = np.partition(scaled, len(scaled) - top_k)[len(scaled) - top_k]
+    close = np.abs(scaled - edge) < NEAR_TIE * max(1.0, abs(edge))
+    if np.count_nonzero(close | (scaled > edge)) > top_k:
+        unsure.append(np.flatnonzero(close))
+    return np.flatnonzero(scaled >= edge)
+
+
+def _top_p(
     scaled: NDArray[np.float64],
-    edge: _Edge,
-    best: float,
-    token: int,
-    sampling: Sampling,
-    position: int,
-) -> bool:
-    """Whether the draw would differ if the edge fell the other way."""
-    noise = _gumbel(sampling.seed, position, np.array([edge.dropped]))[0]
-    return token == edge.kept or bool(scaled[edge.dropped] + noise > best)
+    ranked: NDArray[np.int64],
+    top_p: float,
+    unsure: list[NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    if top_p >= 1.0:
+        return ranked
+    values = scaled[ranked]
+    mass = np.cumsum(np.exp(values - values[0]))
+    mass /= mass[-1]
+    count = min(int(np.searchsorted(mass, top_p)) + 1, len(ranked))
+    below = mass[count - 2] if count > 1 else 0.0
+    may_grow = count < len(ranked) and mass[count - 1] - top_p < NEAR_TIE
+    may_shrink = count > 1 and top_p - below < NEAR_TIE
+    may_swap = count < len(ranked) and _is_near(values[count - 1], values[count])
+    if may_grow or may_swap:
+        unsure.append(ranked[count : count + 1])
+    if may_shrink or may_swap:
+        unsure.append(ranked[count - 1 : count])
+    return ranked[:count]
 
 
-def _gumbel(seed: int, position: int, ids: NDArray[Any]) -> NDArray[np.float64]:
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform(seed, position, ids)))
-    return noise
+def _min_p(
+    scaled: NDArray[np.float64],
+    ranked: NDArray[np.int64],
+    min_p: float,
+    unsure: list[NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    if min_p <= 0.0:
+        return ranked
+    values = scaled[ranked]
+    edge = values[0] + math.log(min_p)
+    close = np.abs(values - edge) < NEAR_TIE * max(1.0, abs(edge))
+    close[0] = False  # the best one is always kept
+    unsure.append(ranked[close])
+    is_kept = values >= edge
+    is_kept[0] = True
+    return ranked[is_kept]
 
 
-def _is_near(best: float, second: float) -> bool:
-    return bool(best - second < NEAR_TIE * max(1.0, abs(best)))
-
-
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
-    return mixed
+def _is_near(first: float, second: float) -> bool:
+    return bool(first - second < NEAR_TIE * max(1.0, abs(first)))

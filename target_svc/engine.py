@@ -218,7 +218,7 @@ class Session:
     def prefetch(self, draft_ids: Sequence[int]) -> None:
         """Begin to read what a verify of these drafts will need of the host; returns at once.
 
-        Drafts are advice: ids outside the vocabulary are left alone here, and `verify` refuses them.
+        Drafts are advice: ids outside the vocabulary are left alone here; `verify` refuses them.
         """
         vocab = self._engine.card.vocab_size
         if self._is_prefilled and not self._is_closed and all(0 <= i < vocab for i in draft_ids):

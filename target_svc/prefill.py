@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from common.errors import BadRequest
-from target_svc.accept import choose
+from target_svc.accept import NO_DRAFTS, TokenLogprobs, decide
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model, read_ahead, run_rows
 from target_svc.models.state import SequenceState
@@ -28,6 +28,7 @@ class PrefillStep:
     features: mx.array | None  # [S, Hd] of this chunk, evaluated; None without taps
     anchor_id: int | None = None  # last step only: the token that follows the prompt
     near_tie: bool = False  # last step only
+    logprobs: tuple[TokenLogprobs, ...] = ()  # last step only: of the anchor, where asked for
 
 
 def prefill_steps(
@@ -63,9 +64,9 @@ def prefill_steps(
             continue
         logits = model.logits(hidden[-1:])
         _evaluate(logits, features, state)
-        choices = choose(logits, sampling, total)
-        near = choices.is_near_tie[0]
-        yield PrefillStep(done, total, start, features, choices.ids[0], near)
+        decision = decide(logits, NO_DRAFTS, sampling, total)
+        near = decision.near_ties > 0
+        yield PrefillStep(done, total, start, features, decision.ids[0], near, decision.logprobs)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import mlx.core as mx
 
 from common.errors import DFlashError
-from target_svc.accept import Choices, choose, count_accepted
+from target_svc.accept import Decision, Drafts, TokenLogprobs, decide
 from target_svc.build import Build, BuildPlan, Forward, build_and_submit
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model
@@ -40,6 +40,7 @@ class Verdict:
     n_accepted: int  # 0..rows_run-1
     ids: tuple[int, ...]  # accepted drafts and the bonus
     near_ties: int  # among the rows that decided
+    logprobs: tuple[TokenLogprobs, ...]  # one per id where asked for, else empty
     first_pos: int  # of `features`: the anchor's position
     features: mx.array | None  # [n_accepted + 1, Hd], evaluated; None without taps
     build: str  # how the forward was built, as replies show it
@@ -81,9 +82,8 @@ def run_round(
         else:
             forward = build_and_submit(model, state, padded, taps, plan.build)
         built = time.perf_counter()
-        choices = _choose(forward, state, sampling)
-        n_accepted = count_accepted(choices.ids, row_ids[1:])
-        base, keep = state.base, n_accepted + 1
+        decision = _decide(forward, Drafts(tuple(row_ids[1:])), state, sampling)
+        base, keep = state.base, decision.n_accepted + 1
         commit(state, keep)
     except DFlashError:
         abandon(state)
@@ -95,9 +95,10 @@ def run_round(
     end = time.perf_counter()
     return Verdict(
         rows_run=len(row_ids),
-        n_accepted=n_accepted,
-        ids=choices.ids[:keep],
-        near_ties=sum(choices.is_near_tie[:keep]),
+        n_accepted=decision.n_accepted,
+        ids=decision.ids,
+        near_ties=decision.near_ties,
+        logprobs=decision.logprobs,
         first_pos=base,
         features=features,
         build=plan.build.name + (PREBUILT if build is not None else ""),
@@ -114,7 +115,7 @@ def pad_rows(row_ids: Sequence[int], width: int | None) -> list[int]:
     return [*row_ids, *[row_ids[0]] * missing]
 
 
-def _choose(forward: Forward, state: SequenceState, sampling: Sampling) -> Choices:
+def _decide(forward: Forward, drafts: Drafts, state: SequenceState, sampling: Sampling) -> Decision:
     features = () if forward.features is None else (forward.features,)
     mx.eval(forward.logits, *features, *state.arrays())
-    return choose(forward.logits, sampling, state.base + 1)
+    return decide(forward.logits, drafts, sampling, state.base + 1)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from common.wire.messages import Sampling
-from target_svc.distribution import draw, uniform
+from target_svc.distribution import draw as draw_kept
+from target_svc.distribution import kept_of
+from target_svc.noise import uniform
+
+
+def draw(scores, sampling, position):
+    """One row's draw, from its scores on."""
+    return draw_kept(kept_of(scores.astype(np.float64), sampling), sampling.seed, position)
+
 
 SCORES = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
 
@@ -74,11 +82,13 @@ def test_draws_depend_on_seed_and_position_alone():
     assert once != other
 
 
-def test_equal_candidates_at_a_filter_are_kept_from_the_lowest_id():
+def test_top_k_keeps_ties_and_top_p_cuts_them_from_the_lowest_id():
     """A filter that cuts a tie by the order of a sort."""
     flat = np.zeros(6, np.float32)
-    seen = {draw(flat, Sampling(temperature=1.0, top_k=2), p).token for p in range(200)}
-    assert seen == {0, 1}
+    by_k = {draw(flat, Sampling(temperature=1.0, top_k=2), p).token for p in range(200)}
+    assert by_k == set(range(6))
+    by_p = {draw(flat, Sampling(temperature=1.0, top_p=0.3), p).token for p in range(200)}
+    assert by_p == {0, 1}
 
 
 def test_an_edge_that_could_fall_the_other_way_is_reported():
