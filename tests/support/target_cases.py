@@ -36,7 +36,7 @@ def arrays_of(state):
     found = {}
     for name, piece in state.pieces.items():
         match type(piece).__name__:
-            case "RecurrentRows":
+            case "RecurrentRows" | "ChannelRows":
                 found[name] = np.array(piece.states)
             case "RowWindow":
                 found[name] = np.array(piece.window)
@@ -45,6 +45,9 @@ def arrays_of(state):
             case "PooledKeys":
                 found[name + ".raw"] = np.array(piece.raw.committed)
                 found[name + ".pooled"] = np.array(piece.pooled(piece.n_pooled))
+            case "GatedPools":
+                found[name + ".open"] = np.array(piece.open)
+                found[name + ".keys"] = np.array(piece.keys)
             case "TokenHistory":
                 found[name] = np.array(piece.ids)
             case other:

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.target_cases import CLOSE, feed, feed_parts, fork
+from support.target_cases import CLOSE, arrays_of, feed, feed_parts, fork
 from support.tiny import write_sharded
 from support.tiny_glm5_next import (
     EOS_ID,
@@ -26,8 +26,7 @@ from target_svc.models.blocks.sinkhorn_kernel import weigh_kernel
 from target_svc.models.family import every, run_rows
 from target_svc.models.glm5_next import ModelArgs, load
 from target_svc.models.states.channel_recurrent import ChannelRows
-from target_svc.models.states.gated_pools import GatedPools
-from target_svc.models.states.rows import GrowingRows, RowWindow
+from target_svc.models.states.rows import RowWindow
 from target_svc.rollback import commit
 
 PARITY = 5e-5
@@ -87,24 +86,6 @@ def _ones(ids):
     return [ids[i : i + 1] for i in range(len(ids))]
 
 
-def _numbers(state):
-    """Every committed number of a state, by piece and part."""
-    found = {}
-    for name, piece in state.pieces.items():
-        match piece:
-            case ChannelRows():
-                found[name] = piece.states
-            case RowWindow():
-                found[name] = piece.window
-            case GrowingRows():
-                found[name] = piece.committed
-            case GatedPools():
-                found |= {f"{name}.open": piece.open, f"{name}.keys": piece.keys}
-            case other:
-                raise AssertionError(f"a piece without a rule here: {other}")
-    return {name: np.array(value) for name, value in found.items()}
-
-
 # --------------------------------------------------------------------------- parity
 
 
@@ -136,7 +117,7 @@ def test_a_chunk_may_end_anywhere(model, golden):
         assert np.abs(logits - wanted[:end]).max() < PARITY, border
 
 
-def test_rows_that_are_attended_in_parts_give_the_same_numbers(model, golden, monkeypatch):
+def test_rows_that_are_attended_in_parts_give_the_samearrays_of(model, golden, monkeypatch):
     """A long prompt, whose scores do not fit at once: a part with another part's mask."""
     ids, wanted = golden["ids"][1], golden["logits"][1]
     monkeypatch.setattr("target_svc.models.blocks.latent_attention._MOST_SCORES", 4 * 150 * 7)
@@ -288,7 +269,7 @@ def _after_verify(model, state, ids, keep, following):
     state = fork(state)
     mx.eval(run_rows(model, [int(i) for i in ids], state), *state.arrays())
     commit(state, keep)
-    return _numbers(state), feed(model, state, following)
+    return arrays_of(state), feed(model, state, following)
 
 
 @pytest.mark.parametrize("rows", [5, 16])
@@ -349,10 +330,10 @@ def test_twenty_rounds_in_a_row_equal_one_by_one(model, sequence, one_by_one):
 def test_abandoned_forward_changes_nothing(model, prefixes):
     """Keep 0 after a fault must leave the session able to go on."""
     state = fork(prefixes[79])
-    before = _numbers(state)
+    before = arrays_of(state)
     mx.eval(run_rows(model, [9, 10, 11, 12], state), *state.arrays())
     commit(state, 0)
-    after = _numbers(state)
+    after = arrays_of(state)
     assert state.base == 79
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
@@ -415,12 +396,12 @@ def test_a_piece_that_is_not_rolled_back_is_noticed(model, prefixes, sequence, n
 def test_a_pool_without_its_key_is_refused_before_anything_changes(model, prefixes):
     """A full pool whose raw rows would be thrown away unpooled."""
     state = fork(prefixes[63])
-    before = _numbers(state)
+    before = arrays_of(state)
     mx.eval(run_rows(model, [9, 10, 11], state))
     state.pieces["4.pools"]._keys.roll_back(0)
     with pytest.raises(RollBackRefused, match="0 pooled keys captured for 1 full pools"):
         commit(state, 2)
-    after = _numbers(state)
+    after = arrays_of(state)
     for name in before:
         if "keys" not in name:
             assert np.array_equal(before[name], after[name]), name
