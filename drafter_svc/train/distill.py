@@ -129,11 +129,11 @@ def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
     """Train for `distill.seconds` and write the drafter; goes on where it was killed."""
     version, total = recipe.drafter.version, Meter()
     name, folder = f"drafter v{version}", work.drafter(version)
-    if (folder / "model.safetensors").exists():
+    if (folder / "config.json").exists():
         print(f"{name}: it is there", flush=True)
         return
     plan, device = recipe.distill, pick_device()
-    wait_for(work.target / "model.safetensors", plan.wait_s)
+    wait_for(work.target_config, plan.wait_s)
     lesson = Lesson(recipe, work, device)
     if plan.compile and device.type == "cuda":
         lesson.compile()

@@ -53,7 +53,7 @@ class Pair:
         drafters = {}
         for version in (2, 1):
             dims = recipe.drafter_of(version)
-            if (work.drafter(version) / "model.safetensors").exists():
+            if (work.drafter(version) / "config.json").exists():
                 net = read_drafter(dims, recipe.target, work.drafter(version))
                 drafters[version] = net.to(device).eval()
         head = read_mtp(recipe.target, work).to(device).eval() if work.mtp.exists() else None
@@ -147,8 +147,8 @@ def _over(texts: Sequence[Text], rounds_of: Callable[[Text], Rounds]) -> tuple[R
 def evaluate(recipe: Recipe, work: WorkFolder) -> None:
     """Measure what a run has written and add the numbers to the report."""
     device = pick_device()
-    torch.set_float32_matmul_precision("highest")
     validate(recipe, work)
+    torch.set_float32_matmul_precision("highest")  # drafts are compared with serving in float32
     pair = Pair.read(recipe, work, device)
     folder = Path(recipe.corpus.held_out or recipe.evaluate.prompts)
     loss = file_loss(pair.target, folder, work.tokenizer, recipe.pretrain.sequence)

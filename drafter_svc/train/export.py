@@ -6,7 +6,6 @@ exactly the weights that are served.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +127,15 @@ def target_tensors(net: TargetNet) -> dict[str, Tensor]:
 
 
 def write_target(net: TargetNet, folder: Path) -> None:
-    """Write config.json and model.safetensors (not the tokenizer)."""
-    write_json(folder / "config.json", target_config(net.dims))
+    """Write model.safetensors and then config.json (not the tokenizer)."""
     write_tensors(folder / "model.safetensors", target_tensors(net))
+    write_json(folder / "config.json", target_config(net.dims))
 
 
 def write_drafter(net: DrafterNet, target: TargetDims, folder: Path) -> None:
-    """Write the drafter's config.json and model.safetensors, all bfloat16."""
-    write_json(folder / "config.json", drafter_config(net.dims, target))
+    """Write the drafter's model.safetensors, all bfloat16, and then its config.json."""
     write_tensors(folder / "model.safetensors", bfloat16_tensors(net, ""))
+    write_json(folder / "config.json", drafter_config(net.dims, target))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -172,7 +171,7 @@ def read_target(dims: TargetDims, folder: Path) -> TargetNet:
     Raises:
         ModelMismatch: the names in the file are not those of `dims`.
     """
-    tensors = _read_all(sorted(folder.glob("model*.safetensors")))
+    tensors = read_tensors(folder)
     tensors = {n: t for n, t in tensors.items() if not n.startswith(MTP)}
     shards = {n: t for n, t in tensors.items() if ".shard_" in n}
     state = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n not in shards}
@@ -192,7 +191,9 @@ def read_drafter(dims: DrafterDims, target: TargetDims, folder: Path) -> Drafter
     return _fill(DrafterNet(dims, target), load_file(folder / "model.safetensors"), folder)
 
 
-def _read_all(files: Iterable[Path]) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder, in one file or in shards."""
+    files = sorted(folder.glob("model*.safetensors"))
     return {name: value for file in files for name, value in load_file(file).items()}
 
 

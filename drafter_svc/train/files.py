@@ -35,6 +35,11 @@ class WorkFolder:
         """The target's checkpoint."""
         return self.pair / "target"
 
+    @property
+    def target_config(self) -> Path:
+        """Written last, so a target is whole once this is there."""
+        return self.target / "config.json"
+
     def drafter(self, version: int) -> Path:
         """A drafter's checkpoint: `drafter/` of DFlash2, `drafter-v1/` of DFlash."""
         return self.pair / ("drafter" if version == 2 else f"drafter-v{version}")
@@ -87,6 +92,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"unfinished-{path.name}")
     write(unfinished)
+    unfinished.chmod(0o644)
     unfinished.replace(path)
 
 

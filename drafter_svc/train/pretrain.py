@@ -104,7 +104,7 @@ class Pretraining:
 
 def pretrain(recipe: Recipe, work: WorkFolder) -> None:
     """Train for `pretrain.seconds` and write the target; goes on where it was killed."""
-    if (work.target / "model.safetensors").exists():
+    if work.target_config.exists():
         print("pretrain: the target is there", flush=True)
         return
     plan, device, total = recipe.pretrain, pick_device(), Meter()

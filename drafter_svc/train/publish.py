@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from drafter_svc.train.export import PRIOR, write_json, write_shards
+from drafter_svc.train.export import PRIOR, read_tensors, write_json, write_shards
 from drafter_svc.train.files import WorkFolder
 from drafter_svc.train.recipe import Recipe
 
@@ -34,10 +34,9 @@ def publish(recipe: Recipe, work: WorkFolder) -> None:
 
 
 def _publish_target(work: WorkFolder, out: Path) -> bool:
-    config = work.target / "config.json"
-    if not config.exists():
+    if not work.target_config.exists():
         return False
-    tensors, values = load_file(work.target / "model.safetensors"), json.loads(config.read_text())
+    tensors, values = read_tensors(work.target), json.loads(work.target_config.read_text())
     has_mtp = work.mtp.exists()
     if has_mtp:
         tensors |= load_file(work.mtp)
@@ -50,7 +49,7 @@ def _publish_target(work: WorkFolder, out: Path) -> bool:
 
 def _publish_drafter(work: WorkFolder, version: int, out: Path) -> None:
     folder = work.drafter(version)
-    if not (folder / "model.safetensors").exists():
+    if not (folder / "config.json").exists():
         return
     config = json.loads((folder / "config.json").read_text())
     fitted = work.read_report().get("calibration", {}).get(f"prior_v{version}")

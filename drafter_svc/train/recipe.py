@@ -191,7 +191,7 @@ class EvaluatePlan:
     new_tokens: int = 256
     max_prompt: int = 1536
     contexts: tuple[int, ...] = (500, 3500)  # tokens before the same places of validation files
-    files: int = 48  # of those, at most
+    files: int = 32  # of those, at most
     chain: int = 6  # drafts of the MTP head
     windows: int = 200  # of `pretrain.sequence` tokens, for the losses
 
@@ -209,10 +209,6 @@ class Recipe:
     regenerate: RegeneratePlan = field(default_factory=RegeneratePlan)
     distill: DrafterPlan = field(default_factory=DrafterPlan)
     evaluate: EvaluatePlan = field(default_factory=EvaluatePlan)
-
-    def with_drafter(self, version: int) -> "Recipe":
-        """The recipe for another version of the drafter."""
-        return replace(self, drafter=self.drafter_of(version))
 
     def drafter_of(self, version: int) -> DrafterDims:
         """The drafter's sizes with another version."""

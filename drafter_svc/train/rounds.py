@@ -48,12 +48,6 @@ class Rounds:
         return out
 
 
-def is_novel(ids: Sequence[int], anchor: int) -> bool:
-    """Whether the three ids that end at the anchor have not occurred before it."""
-    gram = tuple(ids[anchor - 2 : anchor + 1])
-    return all(tuple(ids[i : i + 3]) != gram for i in range(anchor - 2))
-
-
 def lookup(ids: Sequence[int], anchor: int, count: int) -> list[int]:
     """Prompt lookup: what followed the latest earlier occurrence of the last 4, 3 or 2 ids."""
     for size in (4, 3, 2):
@@ -75,9 +69,13 @@ def agreed(drafts: Sequence[int], truth: Sequence[int]) -> int:
 def replay(ids: Sequence[int], prompt: int, block: int, draft_at: DraftAt) -> Rounds:
     """Jump through one text of which `prompt` ids were given; whole blocks only."""
     rounds, anchor, drafts = Rounds(), prompt, block - 1
+    firsts: dict[tuple[int, ...], int] = {}
+    for start in range(len(ids) - 2):
+        firsts.setdefault(tuple(ids[start : start + 3]), start)
     while anchor + drafts < len(ids):  # so no round is cut by the end
         taken = agreed(draft_at(anchor), ids[anchor + 1 : anchor + block])
-        rounds.add(taken + 1, is_novel(ids, anchor), anchor)
+        novel = firsts[tuple(ids[anchor - 2 : anchor + 1])] == anchor - 2
+        rounds.add(taken + 1, novel, anchor)
         anchor += taken + 1
     return rounds
 

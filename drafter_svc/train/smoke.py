@@ -9,8 +9,11 @@ from dataclasses import replace
 from drafter_svc.train.recipe import Recipe
 
 
-def smoke_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with toy sizes and seconds; its seed and corpus rules are kept."""
+def smoke_recipe(recipe: Recipe, version: int = 2) -> Recipe:
+    """The recipe with toy sizes and seconds; its seed and corpus rules are kept.
+
+    Of what is compiled on a GPU only the second drafter is, to stay under a minute.
+    """
     target = replace(
         recipe.target,
         vocab_size=384,
@@ -29,6 +32,7 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
     )
     drafter = replace(
         recipe.drafter,
+        version=version,
         intermediate_size=96,
         head_dim=32,
         sliding_window=64,
@@ -52,7 +56,9 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
             batch=16,
             others=((8, 8), (96, 8)),
         ),
-        distill=replace(recipe.distill, seconds=3.0, batch=4, anchors=8, save_s=1.0),
+        distill=replace(
+            recipe.distill, seconds=3.0, batch=4, anchors=8, save_s=1.0, compile=version == 2
+        ),
         evaluate=replace(
             recipe.evaluate, new_tokens=32, max_prompt=96, contexts=(32, 96), files=3, windows=8
         ),

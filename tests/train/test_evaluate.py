@@ -8,7 +8,7 @@ import numpy as np
 
 from drafter_svc.train.optim import schedule
 from drafter_svc.train.regenerate import loops
-from drafter_svc.train.rounds import agreed, beside, is_novel, lookup, replay
+from drafter_svc.train.rounds import agreed, beside, lookup, replay
 
 
 def test_a_round_moves_on_by_what_was_accepted_and_the_bonus() -> None:
@@ -23,8 +23,9 @@ def test_a_round_moves_on_by_what_was_accepted_and_the_bonus() -> None:
 def test_copied_means_that_the_last_three_ids_were_there_before() -> None:
     """The split is only comparable if it is defined by the text, not by a drafter."""
     ids = [1, 2, 3, 4, 1, 2, 3, 5]
-    assert not is_novel(ids, 6)
-    assert is_novel(ids, 7)
+    rounds = replay([*ids, 9], 6, 2, lambda anchor: [])
+    assert rounds.anchors == [6, 7]
+    assert rounds.novel == [False, True]
     assert lookup(ids, 6, 2) == [4, 1]
     assert agreed([4, 1], [4, 2]) == 1
 
