@@ -48,11 +48,13 @@ class Forward:
     Attributes:
         logits: [R, V].
         features: [R, Hd]; None without taps.
+        results: all that was handed over at the end, what the state was left with included.
         first_at: when the device got its first layers, on the performance counter.
     """
 
     logits: mx.array
     features: mx.array | None
+    results: tuple[mx.array, ...]
     first_at: float
 
 
@@ -99,8 +101,9 @@ class FilledLeaves:
     def finish(self, logits: mx.array, features: mx.array | None) -> Forward:
         """Hand over the results, and with them all that they leave in the state."""
         extra = () if features is None else (features,)
-        self.submit(logits, *extra, *self._state.arrays())
-        return Forward(logits, features, self._first_at)
+        results = (logits, *extra, *self._state.arrays())
+        self.submit(*results)
+        return Forward(logits, features, results, self._first_at)
 
 
 class Build:

@@ -233,12 +233,17 @@ class Session:
 
         Raises:
             BadRequest: rows out of range or a draft outside the vocabulary; nothing changed.
-            EngineError: the session has no anchor or is closed; nothing changed.
-            NotFinite: no finite scores; nothing changed.
+            EngineError: the session has no anchor or is closed, or a round failed that was not
+                rebuilt; nothing changed.
+            NotFinite: no finite scores; rebuild, or verify again where the plan does not overlap.
             RollBackRefused: the state cannot take the rejected rows back; nothing changed, and
                 `rebuild` makes it anew.
         """
         self._check_open(prefilled=True)
+        if self.base != len(self._ids) - 1:
+            raise EngineError(
+                f"state holds {self.base} tokens of {len(self._ids) - 1}; rebuild the session"
+            )
         if not 1 <= rows <= self._engine.most_rows:
             raise BadRequest(f"rows {rows}; a verify here has 1..{self._engine.most_rows}")
         drafts = list(draft_ids[: rows - 1])
@@ -253,6 +258,7 @@ class Session:
             self._sampling,
             build,
         )
+        self._standing = verdict.ahead
         self._remember(verdict.features)
         self._ids.extend(verdict.ids)
         self.anchor_id = verdict.ids[-1]

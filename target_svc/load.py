@@ -31,7 +31,7 @@ FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
 }
 #: How forwards are built where nobody says, by measurement.
 ON_CPU: Final = VerifyPlan(build=BuildPlan(1, is_deferred=False), prebuilds=True)
-ON_GPU: Final = VerifyPlan(build=BuildPlan(4, is_deferred=False), prebuilds=True)
+ON_GPU: Final = VerifyPlan(build=BuildPlan(4, is_deferred=False), prebuilds=True, overlaps=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def verify_plan(options: EngineOptions) -> VerifyPlan:
         )
     )
     build = BuildPlan(int(layers), is_deferred=bool(is_deferred))
-    return VerifyPlan(options.verify_width, build, prebuilds=bool(prebuilds))
+    overlaps = bool(prebuilds) and own.overlaps
+    return VerifyPlan(options.verify_width, build, bool(prebuilds), overlaps)
 
 
 def _card(

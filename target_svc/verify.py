@@ -1,7 +1,8 @@
 """One forward of R rows, and the verdict on the drafts among them.
 
 Owns a round's forward; a plain round is R = 1 through the same lines. Does not know drafters,
-deadlines or text. Invariant: nothing is committed before the verdict is known to be finite.
+deadlines or text. Invariant: nothing is committed before the verdict is known to be finite, except
+the one row of a plain round where the next graph is built while it runs.
 """
 
 import time
@@ -12,8 +13,8 @@ from typing import Final
 import mlx.core as mx
 
 from common.errors import DFlashError
-from target_svc.accept import Decision, Drafts, TokenLogprobs, decide
-from target_svc.build import Build, BuildPlan, Forward, build_and_submit
+from target_svc.accept import Drafts, TokenLogprobs, decide
+from target_svc.build import Build, BuildPlan, build_and_submit
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model
 from target_svc.models.state import SequenceState
@@ -30,6 +31,7 @@ class VerifyPlan:
     width: int | None = None  # every forward is padded to so many rows; None runs those asked for
     build: BuildPlan = field(default_factory=BuildPlan)
     prebuilds: bool = False  # the next verify's graph is built while there is nothing else to do
+    overlaps: bool = False  # after a plain round: while it runs, where handing over does not block
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Verdict:
     first_ms: float  # until the device had its first layers
     build_ms: float  # until it had all of them; filling, and making the graph if none stood ready
     eval_ms: float  # the rest of running it, and the host read
+    ahead: Build | None  # the graph of a plain round after this one, where it was built meanwhile
 
 
 def run_round(
@@ -71,20 +74,27 @@ def run_round(
         build: a graph of at least so many rows on this state; None makes one.
 
     Raises:
-        NotFinite: a row that decides has no finite score; nothing changed.
+        NotFinite: a row that decides has no finite score; nothing changed, but `state.base` where
+            the plan overlaps.
         RollBackRefused: the rejected rows cannot be taken back; nothing changed.
     """
     start = time.perf_counter()
     padded = pad_rows(row_ids, plan.width if build is None else build.rows)
+    base, ahead = state.base, None
     try:
         if build is not None:
             forward = build.fill(padded).submit()
         else:
             forward = build_and_submit(model, state, padded, taps, plan.build)
         built = time.perf_counter()
-        decision = _decide(forward, Drafts(tuple(row_ids[1:])), state, sampling)
-        base, keep = state.base, decision.n_accepted + 1
-        commit(state, keep)
+        if plan.overlaps and len(padded) == 1:
+            commit(state, 1)  # the anchor's own row stays, whatever it scores
+            ahead = Build(model, state, 1, taps, plan.build)
+        mx.eval(forward.results)
+        decision = decide(forward.logits, Drafts(tuple(row_ids[1:])), sampling, base + 1)
+        keep = decision.n_accepted + 1
+        if ahead is None:
+            commit(state, keep)
     except DFlashError:
         abandon(state)
         raise
@@ -106,6 +116,7 @@ def run_round(
         first_ms=(forward.first_at - start) * 1e3,
         build_ms=(built - start) * 1e3,
         eval_ms=(end - built) * 1e3,
+        ahead=ahead,
     )
 
 
@@ -113,9 +124,3 @@ def pad_rows(row_ids: Sequence[int], width: int | None) -> list[int]:
     """Fill up to `width` rows; fillers come last, so they change no row before them."""
     missing = 0 if width is None else max(0, width - len(row_ids))
     return [*row_ids, *[row_ids[0]] * missing]
-
-
-def _decide(forward: Forward, drafts: Drafts, state: SequenceState, sampling: Sampling) -> Decision:
-    features = () if forward.features is None else (forward.features,)
-    mx.eval(forward.logits, *features, *state.arrays())
-    return decide(forward.logits, drafts, sampling, state.base + 1)

@@ -1,11 +1,14 @@
 """Rounds at the target: graphs that stand ready, and states that are made again."""
 
+from dataclasses import replace
+
+import mlx.core as mx
 import numpy as np
 import pytest
 from support.scripted_drafts import GREEDY, drafted_decode, plain_decode, prefill
 from support.target_actor import Actor
 
-from common.errors import EngineError, RollBackRefused
+from common.errors import EngineError, NotFinite, RollBackRefused
 from common.wire.messages import Failed
 from target_svc.load import EngineOptions, load_engine
 from target_svc.models.states.rows import RowWindow
@@ -109,6 +112,44 @@ def test_the_service_builds_while_it_waits(engine, plain):
     assert [verdict.build.endswith("prebuilt") for verdict in verdicts] == [False, True, True]
     assert actor.ids == plain[: len(actor.ids)]
     assert actor.service.heartbeat()[2]["prebuilt"] == 6
+
+
+# --------------------------------------------------------------------------- built meanwhile
+
+
+@pytest.fixture
+def overlapping(engine, monkeypatch):
+    """The same engine, whose plain rounds build the next graph while they run."""
+    monkeypatch.setattr(engine, "plan", replace(engine.plan, overlaps=True))
+    return engine
+
+
+def test_a_graph_built_while_a_round_runs_changes_no_token(overlapping, plain):
+    """A row committed that was not run yet, or a plain round's graph filled for a drafted one."""
+    assert plain_decode(overlapping, PROMPT, COUNT) == plain[:COUNT]
+    actor = Actor(overlapping)
+    actor.open(PROMPT)
+    widths = (1, 1, 1, 4, 4, 1, 1, 4)
+    verdicts = [actor.round(drafts_of(plain, actor.ids, rows - 1, 1)) for rows in widths]
+    prebuilt = [verdict.build.endswith("prebuilt") for verdict in verdicts]
+    assert prebuilt == [True, True, True, False, True, False, True, False]
+    assert actor.ids == plain[: len(actor.ids)]
+    assert len(actor.features()) == len(PROMPT) + len(actor.ids) - 1
+
+
+def test_scores_that_are_not_finite_after_a_commit_ask_for_a_rebuild(
+    overlapping, plain, monkeypatch
+):
+    """A state one token ahead of the ids, and a next round that runs on it."""
+    session, _ = prefill(overlapping, PROMPT)
+    with monkeypatch.context() as patch:
+        patch.setattr(overlapping.model, "logits", lambda hidden: hidden * mx.nan)
+        with pytest.raises(NotFinite):
+            session.verify((), 1)
+    with pytest.raises(EngineError, match="state holds 46 tokens of 45; rebuild"):
+        session.verify((), 1)
+    list(session.rebuild())
+    assert session.verify((), 1).ids == (plain[1],)
 
 
 # --------------------------------------------------------------------------- made again

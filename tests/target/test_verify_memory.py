@@ -4,11 +4,13 @@ import mlx.core as mx
 import pytest
 from support.tiny import make_tiny_target
 
+from common.wire.messages import Sampling
 from target_svc.build import Build, BuildPlan, build_and_submit
 from target_svc.models.qwen4_exp import load
 from target_svc.models.states.index_keys import PooledKeys
 from target_svc.models.states.rows import GrowingRows
-from target_svc.rollback import commit
+from target_svc.rollback import abandon, commit
+from target_svc.verify import VerifyPlan, run_round
 
 CONTEXT = 16_000
 ROWS = 8
@@ -63,6 +65,22 @@ def test_a_verify_at_16k_allocates_no_second_cache(long_state, layers, is_deferr
     """One name too many for a buffer, and MLX copies it, every round."""
     model, state = long_state
     assert _peak(model, state, BuildPlan(layers, is_deferred), prebuilt=prebuilt) < BOUND
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_plain_round_at_16k_allocates_no_second_cache(long_state, overlaps):
+    """A graph that is built while its own past runs holds the buffer that is written."""
+    model, state = long_state
+    plan, standing = VerifyPlan(overlaps=overlaps), None
+    for _ in range(2):
+        mx.clear_cache()
+        held = mx.get_active_memory()
+        mx.reset_peak_memory()
+        verdict = run_round(model, state, [9], plan, None, Sampling(), standing)
+        standing = verdict.ahead
+        assert mx.get_peak_memory() - held < BOUND
+    assert (standing is not None) == overlaps
+    abandon(state)
 
 
 def test_the_bound_notices_a_cache_that_is_not_let_go(long_state, monkeypatch):
