@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from target_svc.random_checkpoint import Sizes, write_checkpoint  # noqa: E402
 from target_svc.verify import Verdict, VerifyPlan  # noqa: E402
 
 MIB: Final = 1 << 20
+_STRETCH: Final = 8  # plain rounds timed together
 #: (pipeline_layers or -1 for the chosen number, is_deferred) of the four build modes.
 MODES: Final = ((0, False), (0, True), (-1, False), (-1, True))
 
@@ -70,6 +71,7 @@ class Probe:
             self.save(f"ladder.{context}", {r: self._ladder(session, r) for r in rows})
             self.save(f"peak_mib.{context}", self._peak(session, min(8, max(rows))))
             self._compare(session, context, [r for r in (8, 1, 16) if r in rows], layers)
+            self.save(f"direct.{context}", self._direct(session, layers))
             session.close()
         self.save("experts_ms", {count: self._experts(count) for count in rows})
 
@@ -178,6 +180,23 @@ class Probe:
             "build_ms": verdict.build_ms,
             "prepare_ms": prepare_ms,
         }
+
+    def _direct(self, session: Session, layers: int) -> dict[str, float]:
+        """Milliseconds of plain rounds one after another, nothing awaited between them."""
+        own = self._engine.plan
+        plans = [VerifyPlan(own.width, BuildPlan(count)) for count in (0, layers)]
+        plans.append(replace(plans[-1], overlaps=True))
+        seen: dict[str, list[float]] = {}
+        for plan in (*plans, *reversed(plans)) * self._repeats:
+            self._engine.plan = plan
+            session.verify((), 1)
+            begun = time.perf_counter()
+            for _ in range(_STRETCH):
+                session.verify((), 1)
+            name = plan.build.name + (" overlapped" if plan.overlaps else "")
+            seen.setdefault(name, []).append((time.perf_counter() - begun) * 1e3 / _STRETCH)
+        self._engine.plan = own
+        return {name: statistics.median(runs) for name, runs in seen.items()}
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._until
