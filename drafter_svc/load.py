@@ -13,8 +13,9 @@ from typing import Any, Final
 import mlx.core as mx
 
 from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
-from common.checkpoint.index import TensorSpan, index_tensors, read_config
-from common.checkpoint.weights import read_tensors, require_exactly
+from common.checkpoint.index import TensorSpan, read_config
+from common.checkpoint.network import index_published, read_network
+from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from common.wire.messages import ModelCard
 from drafter_svc.config import DrafterConfig, parse_config
@@ -24,12 +25,8 @@ from drafter_svc.model import DFlashModel, tensor_shapes
 #: Tensors of the drafter's files that the target applies before features cross the wire.
 TARGET_SIDE: Final = ("fc.weight", "hidden_norm.weight")
 #: Where the embedding and the head stand in a target's files, in the order they are looked for.
-EMBEDDINGS: Final = (
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "model.embed_tokens.weight",
-)
-HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
+EMBEDDINGS: Final = ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight")
+HEADS: Final = ("lm_head.weight",)
 DEFAULT_CONTRACTION: Final = "stream_mean"
 
 
@@ -73,14 +70,15 @@ def load(drafter: Path, target: Path, kernels: Kernels | None = None) -> Loaded:
     """
     raw = read_config(drafter)
     config = parse_config(raw)
-    spans, target_spans = index_tensors(drafter), index_tensors(target)
+    spans, target_spans = index_published(drafter), index_published(target)
     facts = _target_facts(read_config(target), target_spans)
     _check_fit(config, facts)
-    tensors = read_tensors(drafter)
+    tensors = read_network(drafter).tensors
     require_exactly(tensors, tensor_shapes(config), what=f"drafter {str(drafter)!r}")
     _check_floats(tensors, str(drafter))
     own = {name: tensor for name, tensor in tensors.items() if name not in TARGET_SIDE}
-    borrowed = read_tensors(target, keep=lambda name: name in (facts.embedding, facts.head))
+    wanted = (facts.embedding, facts.head)
+    borrowed = read_network(target, keep=lambda name: name in wanted).tensors
     _check_floats(borrowed, str(target))
     dtype = own["norm.weight"].dtype
     embedding, head = (borrowed[name].astype(dtype) for name in (facts.embedding, facts.head))
@@ -94,10 +92,10 @@ def _target_facts(raw: Mapping[str, Any], spans: Mapping[str, TensorSpan]) -> Ta
     text = raw.get("text_config") or raw
     embedding = _find(EMBEDDINGS, spans, "embedding")
     is_tied = bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
-    V, H = spans[embedding].shape
+    V, width = spans[embedding].shape
     return TargetFacts(
         vocab_size=V,
-        hidden_size=H,
+        hidden_size=int(text.get("hidden_size", width)),  # a packed embedding is stored narrower
         n_layers=int(text.get("num_hidden_layers", 0)),
         context_len=int(text.get("max_position_embeddings", 0)),
         n_streams=int(text.get("hc_count", 1)),

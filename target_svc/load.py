@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
-from common.checkpoint.index import index_tensors, read_config
+from common.checkpoint.index import read_config
+from common.checkpoint.network import index_published
 from common.errors import ConfigError, ModelMismatch
 from common.wire.messages import ModelCard
 from target_svc.build import BuildPlan
@@ -122,7 +123,7 @@ def _card(
     taps: Taps | None,
     hashes: TapHashes | None,
 ) -> ModelCard:
-    spans = index_tensors(target)
+    spans = index_published(target)
     return ModelCard(
         model_type=model_type,
         vocab_size=model.facts.vocab_size,

@@ -14,8 +14,8 @@ from typing import Any, Final
 import mlx.core as mx
 
 from common.checkpoint.fingerprint import fingerprint_tensor
-from common.checkpoint.index import index_tensors, read_config
-from common.checkpoint.weights import read_tensors
+from common.checkpoint.index import read_config
+from common.checkpoint.network import index_published, read_network
 from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.family import CONTRACTIONS, Model, arrays_in
@@ -125,11 +125,11 @@ def load_taps(folder: Path, model: Model) -> tuple[Taps, TapHashes]:
         ModelMismatch: a tensor is missing, or taps and target do not fit.
     """
     plan = TapPlan.from_config(read_config(folder))
-    spans = index_tensors(folder)
+    spans = index_published(folder)
     missing = [name for name in (FC, NORM) if name not in spans]
     if missing:
         raise ModelMismatch(f"drafter {str(folder)!r} lacks {missing}; give a complete drafter")
-    tensors = read_tensors(folder, keep=lambda name: name in (FC, NORM))
+    tensors = read_network(folder, keep=lambda name: name in (FC, NORM)).tensors
     fc, norm = tensors[FC], tensors[NORM]
     needed = len(plan.layer_ids) * model.facts.hidden
     if fc.ndim != 2 or fc.shape[1] != needed or norm.shape != (fc.shape[0],):

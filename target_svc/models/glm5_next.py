@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from common.checkpoint.index import index_tensors, read_config
-from common.checkpoint.weights import read_tensors, require_exactly
+from common.checkpoint.index import read_config
+from common.checkpoint.network import index_published, read_network
+from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models.blocks.kimi_delta import KimiDelta, KimiShape, KimiWeights
 from target_svc.models.blocks.latent_attention import LatentAttention, LatentShape, LatentWeights
@@ -594,11 +595,10 @@ def load(folder: Path) -> Model:
         ModelMismatch: config and weights do not fit; the message lists names.
     """
     args = ModelArgs.from_config(read_config(folder))
-    names = index_tensors(folder)
+    names = index_published(folder)
     prefix = next((at for at in PREFIXES if f"{at}embed_tokens.weight" in names), PREFIXES[0])
     dropped = _dropped(args, prefix)
-    tensors = read_tensors(folder, keep=lambda name: not name.startswith(dropped))
-    network = stack_experts(tensors)
+    network = read_network(folder, keep=lambda name: not name.startswith(dropped)).tensors
     require_exactly(network, expected_shapes(args, prefix), what="target glm5_next")
     return Model(args, Weights(network, prefix))
 
@@ -607,28 +607,3 @@ def _dropped(args: ModelArgs, prefix: str) -> tuple[str, ...]:
     """Beginnings of names that are not part of a text target."""
     count = len(args.layer_types)
     return (*VISION, *(f"{prefix}layers.{count + i}." for i in range(args.n_mtp)))
-
-
-def stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Stack `experts.{e}.{gate,up,down}_proj.weight` to `gate_up_proj` and `down_proj`.
-
-    Raises:
-        ModelMismatch: an expert lacks a part.
-    """
-    stacked: dict[str, mx.array] = {}
-    single: dict[str, dict[int, dict[str, mx.array]]] = {}
-    for name, value in tensors.items():
-        at, found, rest = name.partition(".experts.")
-        number, _, part = rest.partition(".")
-        if found and number.isdigit():
-            single.setdefault(f"{at}.experts.", {}).setdefault(int(number), {})[part] = value
-        else:
-            stacked[name] = value
-    for at, experts in single.items():
-        rows = [experts.get(index, {}) for index in range(len(experts))]
-        for index, row in enumerate(rows):
-            if set(row) != set(_MLP):
-                raise ModelMismatch(f"{at}{index} has {sorted(row)}; an expert has {list(_MLP)}")
-        gate, up, down = (mx.stack([row[part] for row in rows]) for part in _MLP)
-        stacked |= {at + "gate_up_proj": mx.concatenate([gate, up], axis=1), at + "down_proj": down}
-    return stacked

@@ -14,7 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from common.checkpoint.index import TensorSpan, index_tensors, read_config
-from common.checkpoint.weights import read_tensors, require_exactly
+from common.checkpoint.network import centre_norms, read_network
+from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
 from target_svc.models.blocks.hyper_connection import HyperConnection, write
@@ -55,6 +56,17 @@ PREFIX: Final = "model.language_model."
 DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
 LINEAR: Final = "linear_attention"
 ATTENTION: Final = ("full_attention", "indexed_attention", "qwen_sparse_attention")
+#: Norms used as 1 + w; all others are used as they are.
+_CENTRED: Final = (
+    "hc_norm.weight",
+    "norm_key.weight",
+    "norm_query.weight",
+    "norm_conv.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "q_layernorm.weight",
+    "k_layernorm.weight",
+)
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 #: Names in the order of the blocks' weight classes.
@@ -582,14 +594,16 @@ def load(folder: Path) -> Model:
     """
     config = read_config(folder)
     args = ModelArgs.from_config(config)
-    is_external = config.get("ngram_sidecar") or config.get("text_config", {}).get("ngram_sidecar")
+    # The maker that keeps the table in a file of its own also adds 1 to the norms.
+    is_external = bool({**config, **config.get("text_config", {})}.get("ngram_sidecar"))
     external = folder / EXTERNAL_FILE if is_external else None
     table = _open_table(args, index_tensors(folder), external)
-    return Model(args, Weights(_read_network(folder, args)), table)
+    return Model(args, Weights(_read_network(folder, args, is_baked=is_external)), table)
 
 
-def _read_network(folder: Path, args: ModelArgs) -> dict[str, mx.array]:
-    tensors = _fuse_experts(read_tensors(folder, keep=_is_device_tensor))
+def _read_network(folder: Path, args: ModelArgs, *, is_baked: bool) -> dict[str, mx.array]:
+    stored = read_network(folder, keep=_is_device_tensor)
+    tensors = centre_norms(stored, _CENTRED, is_baked=is_baked, what="target qwen4_exp")
     _check_buffers(args, tensors)
     network = {name: value for name, value in tensors.items() if not name.endswith(_BUFFERS)}
     require_exactly(network, expected_shapes(args), what="target qwen4_exp")
@@ -598,35 +612,6 @@ def _read_network(folder: Path, args: ModelArgs) -> dict[str, mx.array]:
 
 def _is_device_tensor(name: str) -> bool:
     return not is_table_name(name) and not name.startswith(DROPPED)
-
-
-def _fuse_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Stack `experts.{e}.{gate,up,down}_proj.weight` into the published fused tensors."""
-    fused: dict[str, mx.array] = {}
-    single: dict[str, dict[int, dict[str, mx.array]]] = {}
-    for name, value in tensors.items():
-        at, found, rest = name.partition(".experts.")
-        number, _, part = rest.partition(".")
-        if found and number.isdigit():
-            single.setdefault(at, {}).setdefault(int(number), {})[part] = value
-        else:
-            fused[name] = value
-    for at, experts in single.items():
-        fused |= _stack_experts(at + ".experts.", experts)
-    return fused
-
-
-def _stack_experts(at: str, experts: dict[int, dict[str, mx.array]]) -> dict[str, mx.array]:
-    parts = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
-    for number in range(len(experts)):
-        if set(experts.get(number, {})) != set(parts):
-            raise ModelMismatch(
-                f"{at}{number} has {sorted(experts.get(number, {}))}; an expert has {list(parts)}"
-            )
-    rows = [experts[number] for number in range(len(experts))]
-    gate_up = mx.stack([mx.concatenate([row[parts[0]], row[parts[1]]]) for row in rows])
-    down = mx.stack([row[parts[2]] for row in rows])
-    return {at + "gate_up_proj": gate_up, at + "down_proj": down}
 
 
 def _check_buffers(args: ModelArgs, tensors: Mapping[str, mx.array]) -> None:
