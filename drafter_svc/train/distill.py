@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drafter_svc.train.drafter_net import DrafterNet, start_weights, taps_of
-from drafter_svc.train.export import read_target, write_drafter
+from drafter_svc.train.export import read_drafter, read_target, write_drafter
 from drafter_svc.train.files import Meter, Progress, WorkFolder, pick_device, wait_for
 from drafter_svc.train.lessons import AnchorDraw, Lessons, blank_lessons, load_rows, read_lessons
 from drafter_svc.train.optim import Optimiser, schedule
@@ -87,8 +87,12 @@ class Lesson:
         target = read_target(recipe.target, work.target).to(device).eval()
         self.target = target.requires_grad_(False)
         self.head = target.embed_tokens.weight.detach()
-        self.drafter = DrafterNet(recipe.drafter, recipe.target)
-        start_weights(self.drafter, recipe.seed + 4)
+        folder = work.drafter(recipe.drafter.version)
+        if self.plan.warm_start and (folder / "config.json").exists():
+            self.drafter = read_drafter(recipe.drafter, recipe.target, folder)
+        else:
+            self.drafter = DrafterNet(recipe.drafter, recipe.target)
+            start_weights(self.drafter, recipe.seed + 4)
         self.drafter.to(device)
         self.weights = slot_weights(recipe.drafter, self.plan.slot_decay, device)
         self.loss_of: Callable[..., tuple[Tensor, ...]] = slot_losses
@@ -129,7 +133,7 @@ def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
     """Train for `distill.seconds` and write the drafter; goes on where it was killed."""
     version, total = recipe.drafter.version, Meter()
     name, folder = f"drafter v{version}", work.drafter(version)
-    if (folder / "config.json").exists():
+    if (folder / "config.json").exists() and not recipe.distill.warm_start:
         print(f"{name}: it is there", flush=True)
         return
     plan, device = recipe.distill, pick_device()
@@ -141,7 +145,7 @@ def train_drafter(recipe: Recipe, work: WorkFolder) -> None:
     wait_for(work.regenerated, plan.wait_s)
     rows = lesson.read(work)
     print(f"{name} has read {rows} rows after {total.elapsed():.0f} s", flush=True)
-    seconds = min(plan.seconds, plan.total_seconds - total.elapsed())
+    seconds = max(1.0, min(plan.seconds, plan.total_seconds - total.elapsed()))
     progress = Progress(name, seconds, work.checkpoint(f"drafter-v{version}"), plan.save_s)
     last = _loop(lesson, progress)
     write_drafter(lesson.drafter, recipe.target, folder)

@@ -114,7 +114,7 @@ def pretrain(recipe: Recipe, work: WorkFolder) -> None:
     print(f"pretrain ready after {total.elapsed():.0f} s", flush=True)
     wait_for(work.tokens("train"), plan.wait_s)
     train = Windows(np.load(work.tokens("train")), device, recipe.seed + 1)
-    seconds = min(plan.seconds, plan.total_seconds - total.elapsed())
+    seconds = max(1.0, min(plan.seconds, plan.total_seconds - total.elapsed()))
     progress = Progress("pretrain", seconds, work.checkpoint("pretrain"), plan.save_s)
     losses = _loop(training, train, plan, progress)
     write_target(training.net, work.target)

@@ -175,6 +175,7 @@ class DrafterPlan:
     warmup: float = 0.02
     decay: float = 0.5
     clip: float = 1.0
+    warm_start: bool = False  # go on from the drafter that is there, under a new schedule
     slot_decay: float = 4.0  # weight of slot k is exp(-(k - 1) / slot_decay)
     selector_weight: float = 1.0
     max_rows: int = 1_000_000  # of the regenerated ones; their taps live on the device
