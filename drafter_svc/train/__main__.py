@@ -17,7 +17,7 @@ from drafter_svc.train.pretrain import pretrain
 from drafter_svc.train.publish import publish
 from drafter_svc.train.recipe import DEFAULT_PATH, Recipe, load_recipe
 from drafter_svc.train.regenerate import regenerate
-from drafter_svc.train.smoke import smoke_recipe
+from drafter_svc.train.smoke import check_decoding, smoke_recipe
 from drafter_svc.train.tokenizer import encode, load_tokenizer, train_tokenizer
 
 
@@ -64,6 +64,7 @@ def smoke(recipe: Recipe, work: WorkFolder) -> None:
         for version in (2, 1) if name == "drafter" else (2,):
             stage(smoke_recipe(recipe, version), work)
             print(f"smoke: {name} done after {meter.elapsed():.1f} s", flush=True)
+    check_decoding(smoke_recipe(recipe), work)
 
 
 def main() -> None:

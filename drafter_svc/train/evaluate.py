@@ -23,6 +23,7 @@ from drafter_svc.train.losses import file_loss, validate
 from drafter_svc.train.mtp import read_mtp
 from drafter_svc.train.mtp_net import Chain, MtpHead
 from drafter_svc.train.recipe import Recipe
+from drafter_svc.train.regenerate import loops
 from drafter_svc.train.rounds import Rounds, beside, lookup, replay
 from drafter_svc.train.target_net import TargetNet
 from drafter_svc.train.tokenizer import load_tokenizer
@@ -152,14 +153,17 @@ def evaluate(recipe: Recipe, work: WorkFolder) -> None:
     pair = Pair.read(recipe, work, device)
     folder = Path(recipe.corpus.held_out or recipe.evaluate.prompts)
     loss = file_loss(pair.target, folder, work.tokenizer, recipe.pretrain.sequence)
-    work.note("held_out", {"nats_per_byte": round(loss, 4)})
-    outcomes = _held_out(pair, work)
+    texts = held_out_texts(pair, work.tokenizer)
+    written = np.array([text.ids[text.prompt :] for text in texts])
+    looping = float(loops(written, written.shape[1]).mean()) if len(texts) else 0.0
+    work.note("held_out", {"nats_per_byte": round(loss, 4), "looping": round(looping, 3)})
+    outcomes = _held_out(pair, work, texts)
     _contexts(pair, work, outcomes)
 
 
-def _held_out(pair: Pair, work: WorkFolder) -> dict[int, Outcomes]:
+def _held_out(pair: Pair, work: WorkFolder, texts: list[Text]) -> dict[int, Outcomes]:
     """Acceptance of every drafter on the held-out files; outcomes by version."""
-    texts, block = held_out_texts(pair, work.tokenizer), pair.recipe.drafter.block_size
+    block = pair.recipe.drafter.block_size
     outcomes = {version: Outcomes() for version in pair.drafters}
     for version, said in outcomes.items():
         rounds, by_text = _over(texts, lambda t, v=version, s=said: block_rounds(pair, v, t, s))

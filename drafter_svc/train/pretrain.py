@@ -118,7 +118,8 @@ def pretrain(recipe: Recipe, work: WorkFolder) -> None:
     progress = Progress("pretrain", seconds, work.checkpoint("pretrain"), plan.save_s)
     losses = _loop(training, train, plan, progress)
     write_target(training.net, work.target)
-    work.note("pretrain", training.note(progress, losses, total.elapsed()))
+    values = training.note(progress, losses, total.elapsed())
+    work.note("pretrain", {"seed": recipe.seed} | values)
     progress.finish()
 
 

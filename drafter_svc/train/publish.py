@@ -27,7 +27,7 @@ def publish(recipe: Recipe, work: WorkFolder) -> None:
         _publish_drafter(work, version, out / work.drafter(version).name)
     pair = [path for part in ("target", "drafter") for path in (out / part).rglob("*.*")]
     weight = sum(path.stat().st_size for path in pair)
-    work.note("export", {"bytes": weight, "mtp": has_mtp, "seed": recipe.seed})
+    work.note("export", {"bytes": weight, "mtp": has_mtp})
     for name in ("report.json", "corpus.json"):
         if (work.root / name).exists():
             shutil.copy(work.root / name, out / name)

@@ -194,7 +194,7 @@ class EvaluatePlan:
     contexts: tuple[int, ...] = (500, 3500)  # tokens before the same places of validation files
     files: int = 32  # of those, at most
     chain: int = 6  # drafts of the MTP head
-    windows: int = 200  # of `pretrain.sequence` tokens, for the losses
+    windows: int = 120  # of `pretrain.sequence` tokens, for the losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A round is copied if the three ids that end at its anchor occurred before, else 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +37,21 @@ class Rounds:
         """Mean length; 0 without a round."""
         return float(np.mean(self.lengths)) if self.lengths else 0.0
 
-    def summary(self, block: int) -> dict[str, float | int | list[int]]:
-        """Mean lengths over all, novel and copied rounds, and the histogram by length."""
+    def summary(self, block: int) -> dict[str, Any]:
+        """Mean lengths over all, novel and copied rounds, and what happened by length and slot.
+
+        `histogram` counts rounds by length; `by_slot` is P(slot accepted | those before it were).
+        """
         lengths, novel = np.array(self.lengths, int), np.array(self.novel, bool)
         means = {"all": lengths, "novel": lengths[novel], "copied": lengths[~novel]}
-        out: dict[str, float | int | list[int]] = {
+        out: dict[str, Any] = {
             name: round(float(x.mean()), 3) if len(x) else 0.0 for name, x in means.items()
         }
         out |= {"rounds": len(lengths), "novel_rounds": int(novel.sum())}
-        out["histogram"] = np.bincount(lengths, minlength=block + 1)[1:].tolist()
+        counts = np.bincount(lengths, minlength=block + 1)[1:]
+        reached = counts[::-1].cumsum()[::-1]
+        out["histogram"] = counts.tolist()
+        out["by_slot"] = np.round(reached[1:] / np.maximum(1, reached[:-1]), 3).tolist()
         return out
 
 

@@ -6,6 +6,13 @@ makes is worthless; that it comes out, loads and agrees with serving is the poin
 
 from dataclasses import replace
 
+import numpy as np
+import torch
+
+from common.errors import ModelMismatch
+from drafter_svc.train.decode import generate
+from drafter_svc.train.export import read_target
+from drafter_svc.train.files import WorkFolder, pick_device
 from drafter_svc.train.recipe import Recipe
 
 
@@ -63,3 +70,24 @@ def smoke_recipe(recipe: Recipe, version: int = 2) -> Recipe:
             recipe.evaluate, new_tokens=32, max_prompt=96, contexts=(32, 96), files=3, windows=8
         ),
     )
+
+
+@torch.no_grad()
+def check_decoding(recipe: Recipe, work: WorkFolder) -> None:
+    """What the target writes step by step must be its best ids of one pass over it.
+
+    Raises:
+        ModelMismatch: more than a few ids differ (equal scores round differently).
+    """
+    device = pick_device()
+    torch.set_float32_matmul_precision("highest")
+    net = read_target(recipe.target, work.target).to(device).eval()
+    ids = torch.from_numpy(np.load(work.tokens("train"))[: 8 * 80].astype(np.int64))
+    rows = generate(net, ids.view(8, 80).to(device), 140, torch.zeros(8, device=device))
+    best = net.logits(net(rows).hidden).argmax(-1)
+    share = (rows[:, 80:] == best[:, 79:-1]).float().mean().item()
+    print(f"decoding agrees with one pass in {100 * share:.2f} % of the ids", flush=True)
+    if share < 0.97:
+        raise ModelMismatch(
+            f"decoded ids agree with one pass in {share:.3f} of the places; at least 0.97 must"
+        )
