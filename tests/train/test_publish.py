@@ -15,8 +15,9 @@ from support.trainer_cases import (  # noqa: E402
 )
 
 from common.checkpoint.index import index_tensors  # noqa: E402
+from common.errors import NotReady  # noqa: E402
 from drafter_svc.train.export import read_target, write_drafter, write_target  # noqa: E402
-from drafter_svc.train.files import Progress, WorkFolder  # noqa: E402
+from drafter_svc.train.files import Progress, WorkFolder, wait_for  # noqa: E402
 from drafter_svc.train.mtp import write_mtp  # noqa: E402
 from drafter_svc.train.optim import Optimiser  # noqa: E402
 from drafter_svc.train.publish import publish  # noqa: E402
@@ -56,6 +57,12 @@ def test_the_refitted_prior_stands_in_the_drafters_config(work) -> None:
     """The policy reads it there; the published prior stays the default for drafters without."""
     config = json.loads((work.root / "export" / "drafter" / "config.json").read_text())
     assert config["dflash_config"]["calibration_prior"] == {"intercept": -0.5, "slope": 1.25}
+
+
+def test_waiting_for_a_stage_beside_has_an_end(tmp_path) -> None:
+    """A stage that died must not hold the others, and the machine, for ever."""
+    with pytest.raises(NotReady, match="rows.npz"):
+        wait_for(tmp_path / "rows.npz", 0.0)
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path) -> None:
