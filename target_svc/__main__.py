@@ -14,10 +14,10 @@ from common import log  # noqa: E402
 from common.checkpoint.device import choose_device  # noqa: E402
 from common.checkpoint.index import read_config  # noqa: E402
 from common.config import environment  # noqa: E402
-from common.errors import DFlashError  # noqa: E402
+from common.errors import ConfigError, DFlashError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
 from common.settings import TargetConfig  # noqa: E402
-from common.wire.messages import Ready  # noqa: E402
+from common.wire.messages import Ready, Scalar  # noqa: E402
 from target_svc.build import DEFERRED, WHOLE  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
 from target_svc.engine import Engine  # noqa: E402
@@ -33,7 +33,16 @@ FIXED_WITHOUT_DRAFTER = 8  # rows of `verify_width = "fixed"` where no drafter n
 
 
 def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
-    """Engine options of a configuration; "auto" and 0 leave the choice to the engine."""
+    """Engine options of a configuration; "auto" and 0 leave the choice to the engine.
+
+    Raises:
+        ConfigError: two keys contradict each other.
+    """
+    if target.build == WHOLE and target.pipeline_layers:
+        raise ConfigError(
+            f"target.pipeline_layers: {target.pipeline_layers} with target.build 'whole'; "
+            "leave one of them out"
+        )
     width = None
     if target.verify_width == "fixed":
         plan = None if drafter is None else TapPlan.from_config(read_config(drafter))
@@ -61,12 +70,6 @@ def serve(worker: Worker) -> int:
     ladder = warm_up(engine, worker)
     shell = worker.shell
     actor = TargetService(engine, shell.send, config.target.capacity)
-    notes = {
-        "blas": BLAS.note,
-        "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
-        "build": engine.plan.build.name,
-        "prebuild": "on" if engine.plan.prebuilds else "off",
-    }
     shell.report(
         Ready(
             capacity=config.target.capacity,
@@ -74,10 +77,20 @@ def serve(worker: Worker) -> int:
             data_endpoint=shell.data_endpoint,
             data_public_key=shell.data_public_key,
             device=device,
-            notes=notes,
+            notes=notes_of(engine),
         )
     )
     return shell.run(actor)
+
+
+def notes_of(engine: Engine) -> dict[str, Scalar]:
+    """What `ps` shows beside the device."""
+    return {
+        "blas": BLAS.note,
+        "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
+        "build": engine.plan.build.name,
+        "prebuild": "on" if engine.plan.prebuilds else "off",
+    }
 
 
 def warm_up(engine: Engine, worker: Worker) -> tuple[float, ...]:

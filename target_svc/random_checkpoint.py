@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from common.errors import ConfigError
 from target_svc.models import qwen4_exp
 from target_svc.models.blocks.ngram import NgramRows
 
@@ -36,6 +37,11 @@ class Sizes:
     vocab: int = 32_768
     ngram_rows: int = 4000  # of each of 16 heads of the table
     context: int = 32_768
+
+    def __post_init__(self) -> None:
+        """Check what the heads are derived from."""
+        if self.value_heads % 12:
+            raise ConfigError(f"value_heads: {self.value_heads}; a multiple of 12 is right")
 
     def config(self) -> dict[str, Any]:
         """The config.json of a checkpoint of these sizes."""
