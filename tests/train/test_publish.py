@@ -61,7 +61,7 @@ def test_the_refitted_prior_stands_in_the_drafters_config(work) -> None:
 
 def test_waiting_for_a_stage_beside_has_an_end(tmp_path) -> None:
     """A stage that died must not hold the others, and the machine, for ever."""
-    with pytest.raises(NotReady, match="rows.npz"):
+    with pytest.raises(NotReady, match=r"rows\.npz"):
         wait_for(tmp_path / "rows.npz", 0.0)
 
 
