@@ -7,7 +7,7 @@ import pytest
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
 from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.norms import gated, silu
-from target_svc.models.blocks.sparse_attention import keep_best
+from target_svc.models.blocks.sparse_attention import causal_mask, keep_best
 from target_svc.models.states.recurrent import RecurrentRows
 from target_svc.models.states.rows import RowWindow
 
@@ -181,3 +181,11 @@ def test_gates_are_the_same_function_at_every_size(size):
     assert np.abs(got - wanted).max() < 2e-7
     far = np.array(silu(mx.array(np.full(size, -200, np.float32))))
     assert (far == 0).all()
+
+
+@pytest.mark.parametrize("rows", [2, 5, 40])
+def test_causal_mask_hides_what_comes_after_each_row(rows):
+    """The host's form and the device's, one column apart."""
+    mask = np.array(causal_mask(7, rows))
+    sees = np.arange(7 + rows)[None] <= 7 + np.arange(rows)[:, None]
+    assert np.array_equal(mask, np.where(sees, 0, -np.inf))

@@ -19,6 +19,7 @@ from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.states.index_keys import PooledKeys
 from target_svc.models.states.rows import GrowingRows
 
+_HOST_MASK_ROWS: Final = 32
 _SAFE_EXPONENT: Final = 60.0  # e^60 times any row count stays finite in float32
 
 
@@ -69,12 +70,22 @@ class RowPlan:
 def plan_rows(base: int, rows: int, rope: RopeTable) -> RowPlan:
     """Plan a forward of `rows` rows after `base` committed ones."""
     cos, sin = rope.rows(base, base + rows)
-    causal = None
-    if rows > 1:
+    causal = causal_mask(base, rows) if rows > 1 else None
+    return RowPlan(base, rows, cos, sin, causal)
+
+
+def causal_mask(base: int, rows: int) -> mx.array:
+    """Additive [R, base + R]: row i sees columns 0..base + i.
+
+    Few rows are made by the host at once; many are left to the device, and to whether they are
+    read at all: 512 rows after 16,000 are 32 MiB, 49 ms of the host's time.
+    """
+    if is_cpu() and rows <= _HOST_MASK_ROWS:
         hidden = np.zeros((rows, base + rows), np.float32)
         hidden[:, base:] = np.triu(np.full((rows, rows), -np.inf, np.float32), 1)
-        causal = mx.array(hidden)
-    return RowPlan(base, rows, cos, sin, causal)
+        return mx.array(hidden)
+    is_ahead = mx.arange(base + rows)[None, :] > mx.arange(base, base + rows)[:, None]
+    return mx.where(is_ahead, -mx.inf, 0.0)
 
 
 class SparseAttention:
