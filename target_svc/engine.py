@@ -161,15 +161,7 @@ class Session:
                 f"{self._engine.card.context_len} leaves room for "
                 f"{self._engine.card.context_len - 1}"
             )
-        steps = prefill_steps(
-            self._engine.model,
-            self._state,
-            prompt_ids,
-            chunk=self._engine.prefill_chunk,
-            taps=self._taps,
-            sampling=self._sampling,
-        )
-        for step in steps:
+        for step in self._run_prompt(prompt_ids, self._taps):
             self._remember(step.features)
             if step.anchor_id is not None:
                 self.anchor_id = step.anchor_id
@@ -189,14 +181,7 @@ class Session:
         self._check_open(prefilled=True)
         self._standing = None
         self._state = self._engine.model.new_state()
-        yield from prefill_steps(
-            self._engine.model,
-            self._state,
-            self._ids[:-1],
-            chunk=self._engine.prefill_chunk,
-            taps=None,
-            sampling=self._sampling,
-        )
+        yield from self._run_prompt(self._ids[:-1], None)
 
     @property
     def can_prepare(self) -> bool:
@@ -278,6 +263,18 @@ class Session:
         self._standing = None
         self._state = self._engine.model.new_state()
         self._store = None
+
+    def _run_prompt(self, ids: Sequence[int], taps: Taps | None) -> Iterator[PrefillStep]:
+        engine = self._engine
+        return prefill_steps(
+            engine.model,
+            self._state,
+            ids,
+            chunk=engine.prefill_chunk,
+            taps=taps,
+            sampling=self._sampling,
+            overlaps=engine.plan.overlaps,
+        )
 
     def _take_build(self, rows: int) -> Build | None:
         """The standing build if it fits the round; else it is abandoned."""

@@ -39,8 +39,19 @@ def prefill_steps(
     chunk: int,
     taps: Taps | None,
     sampling: Sampling,
+    overlaps: bool = False,
 ) -> Iterator[PrefillStep]:
     """Forward and commit the prompt, one chunk per step; each step evaluates.
+
+    Args:
+        model: the target.
+        state: of an empty sequence.
+        prompt_ids: all of them.
+        chunk: rows per forward.
+        taps: None where nobody drafts.
+        sampling: how the anchor is chosen.
+        overlaps: a chunk is built while the one before it runs, so steps come one chunk later; for
+            devices where handing over does not block.
 
     Raises:
         BadRequest: the prompt is empty or an id is outside the vocabulary; nothing changed.
@@ -49,24 +60,65 @@ def prefill_steps(
     check_ids(prompt_ids, model.facts.vocab_size, "prompt")
     if not prompt_ids:
         raise BadRequest("prompt has 0 tokens; it needs at least 1")
-    total = len(prompt_ids)
-    for start in range(0, total, chunk):
-        ids = prompt_ids[start : start + chunk]
-        tap = None if taps is None else taps.collector()
+    running: _Chunk | None = None
+    for start in range(0, len(prompt_ids), chunk):
         read_ahead(model, prompt_ids[start : start + 2 * chunk], state, skip=chunk)
-        hidden = run_rows(model, ids, state, tap=tap)
-        features = None if tap is None else tap.features()
-        commit(state, len(ids))
-        done = start + len(ids)
-        if done < total:
-            _evaluate(hidden, features, state)
-            yield PrefillStep(done, total, start, features)
-            continue
-        logits = model.logits(hidden[-1:])
-        _evaluate(logits, features, state)
-        decision = decide(logits, NO_DRAFTS, sampling, total)
-        near = decision.near_ties > 0
-        yield PrefillStep(done, total, start, features, decision.ids[0], near, decision.logprobs)
+        submitted = _submit(model, state, prompt_ids, start, chunk, taps)
+        if running is not None:
+            yield running.step(sampling)
+        running = submitted
+        if not overlaps:
+            yield running.step(sampling)
+            running = None
+    if running is not None:
+        yield running.step(sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk that was handed to the device."""
+
+    start: int
+    done: int
+    total: int
+    result: mx.array  # logits [1, V] of the prompt's last row, else hidden rows
+    features: mx.array | None
+
+    def step(self, sampling: Sampling) -> PrefillStep:
+        """Wait for the chunk."""
+        mx.eval(self.result, *([] if self.features is None else [self.features]))
+        if self.done < self.total:
+            return PrefillStep(self.done, self.total, self.start, self.features)
+        decision = decide(self.result, NO_DRAFTS, sampling, self.total)
+        return PrefillStep(
+            self.done,
+            self.total,
+            self.start,
+            self.features,
+            decision.ids[0],
+            decision.near_ties > 0,
+            decision.logprobs,
+        )
+
+
+def _submit(
+    model: Model,
+    state: SequenceState,
+    prompt_ids: Sequence[int],
+    start: int,
+    chunk: int,
+    taps: Taps | None,
+) -> _Chunk:
+    """Forward and commit one chunk; the device has it when this returns."""
+    ids = prompt_ids[start : start + chunk]
+    tap = None if taps is None else taps.collector()
+    hidden = run_rows(model, ids, state, tap=tap)
+    features = None if tap is None else tap.features()
+    commit(state, len(ids))
+    done, total = start + len(ids), len(prompt_ids)
+    result = hidden if done < total else model.logits(hidden[-1:])
+    mx.async_eval(result, *([] if features is None else [features]), *state.arrays())
+    return _Chunk(start, done, total, result, features)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
@@ -76,8 +128,3 @@ def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
             raise BadRequest(
                 f"{what} id {token} at index {index} is outside the vocabulary 0..{vocab_size - 1}"
             )
-
-
-def _evaluate(result: mx.array, features: mx.array | None, state: SequenceState) -> None:
-    extra = [] if features is None else [features]
-    mx.eval(result, *extra, *state.arrays())

@@ -137,6 +137,17 @@ def test_a_graph_built_while_a_round_runs_changes_no_token(overlapping, plain):
     assert len(actor.features()) == len(PROMPT) + len(actor.ids) - 1
 
 
+def test_chunks_that_overlap_give_the_same_steps(overlapping, plain):
+    """A chunk's features handed out under the next one's position, or a last step that is lost."""
+    _, steps = prefill(overlapping, PROMPT, taps=True)
+    assert [(step.done, step.first_pos, len(step.features)) for step in steps] == [
+        (20, 0, 20),
+        (40, 20, 20),
+        (45, 40, 5),
+    ]
+    assert [step.anchor_id for step in steps] == [None, None, plain[0]]
+
+
 def test_scores_that_are_not_finite_after_a_commit_ask_for_a_rebuild(
     overlapping, plain, monkeypatch
 ):
