@@ -104,8 +104,6 @@ class Engine:
             pass
 
         def run(rows: int, turn: int) -> float:
-            if self.plan.prebuilds:
-                session.prepare(rows)
             verdict = session.verify([(turn + 17 * row) % vocab for row in range(1, rows)], rows)
             return verdict.build_ms + verdict.eval_ms
 
@@ -135,7 +133,7 @@ class Session:
         self._state = engine.model.new_state()
         self._store = FeatureStore(taps.plan.window) if taps is not None else None
         self._standing: Build | None = None
-        self._last_rows = 1
+        self._last_rows, self._streak = 1, engine.plan.steady  # as if plain rounds had run
         self._ids: list[int] = []  # committed, the anchor last
         self._is_closed = False
         self._is_prefilled = False
@@ -183,18 +181,18 @@ class Session:
         self._state = self._engine.model.new_state()
         yield from self._run_prompt(self._ids[:-1], None)
 
-    @property
-    def can_prepare(self) -> bool:
-        """Whether a verify may come and no graph stands ready for it."""
-        return self._is_prefilled and not self._is_closed and self._standing is None
+    def can_prepare(self, rows: int | None = None) -> bool:
+        """Whether no graph stands ready for a verify that may come, and its rows can be told."""
+        is_told = rows is not None or self._streak >= self._engine.plan.steady
+        return is_told and self._is_prefilled and not self._is_closed and self._standing is None
 
     def prepare(self, rows: int | None = None) -> None:
-        """Build the graph of the next verify on empty leaves, if none stands; nothing is run.
+        """Build the graph of the next verify on empty leaves, if `can_prepare`; nothing is run.
 
         Args:
-            rows: of the next verify; None takes it to be as wide as the last one.
+            rows: of the next verify; None takes it to be as wide as the last ones.
         """
-        if not self.can_prepare:
+        if not self.can_prepare(rows):
             return
         plan = self._engine.plan
         rows = plan.width or rows or self._last_rows
@@ -279,6 +277,7 @@ class Session:
     def _take_build(self, rows: int) -> Build | None:
         """The standing build if it fits the round; else it is abandoned."""
         build, self._standing = self._standing, None
+        self._streak = self._streak + 1 if rows == self._last_rows else 1
         self._last_rows = rows
         if build is None or self._engine.fits(build.rows, self._engine.plan.width or rows):
             return build

@@ -31,7 +31,8 @@ FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
     "glm5_next_text": glm5_next.load,
 }
 #: How forwards are built where nobody says, by measurement.
-ON_CPU: Final = VerifyPlan(build=BuildPlan(1, is_deferred=False), prebuilds=True)
+#: On CPU a graph built in vain costs the drafter's core, so two rounds of a width must agree.
+ON_CPU: Final = VerifyPlan(build=BuildPlan(1, is_deferred=False), prebuilds=True, steady=2)
 ON_GPU: Final = VerifyPlan(build=BuildPlan(4, is_deferred=False), prebuilds=True, overlaps=True)
 
 
@@ -111,8 +112,13 @@ def verify_plan(options: EngineOptions) -> VerifyPlan:
         )
     )
     build = BuildPlan(int(layers), is_deferred=bool(is_deferred))
-    overlaps = bool(prebuilds) and own.overlaps
-    return VerifyPlan(options.verify_width, build, bool(prebuilds), overlaps)
+    return VerifyPlan(
+        options.verify_width,
+        build,
+        prebuilds=bool(prebuilds),
+        steady=own.steady,
+        overlaps=bool(prebuilds) and own.overlaps,
+    )
 
 
 def _card(

@@ -107,7 +107,7 @@ class Probe:
         vocab = self._engine.card.vocab_size
         drafts = [(session.anchor_id + 17 * row) % vocab for row in range(1, rows)]
         if is_prepared:
-            session.prepare()
+            session.prepare(rows)
         begun = time.perf_counter()
         verdict = session.verify(drafts, rows)
         return (time.perf_counter() - begun) * 1e3, verdict

@@ -104,11 +104,11 @@ class Rounds:
 
     def prepare(self, seats: Iterable[Seat]) -> bool:
         """Build the next graph of one session that has none; True if another lacks one too."""
-        idle = [seat for seat in seats if seat.may_prepare]
-        if not idle or not self._engine.plan.prebuilds:
+        if not self._engine.plan.prebuilds:
             return False
-        order = idle[0].waiting.order if idle[0].waiting is not None else None
-        idle[0].session.prepare(order.rows if order is not None else None)
+        idle = [seat for seat in seats if seat.may_prepare]
+        if idle:
+            idle[0].session.prepare(idle[0].awaited_rows)
         return len(idle) > 1
 
     def _answer(self, seat: Seat, order: Verify, result: Verdict, waited_ms: float) -> None:

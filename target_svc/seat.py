@@ -126,9 +126,15 @@ class Seat:
         return Emission(tuple(kept), tuple(pieces), finish, tail)
 
     @property
+    def awaited_rows(self) -> int | None:
+        """Rows of the round that waits for its block."""
+        return None if self.waiting is None else self.waiting.order.rows
+
+    @property
     def may_prepare(self) -> bool:
-        """Whether another round may come and no graph stands ready for it."""
-        return not self._is_finished and self.retry is None and self.session.can_prepare
+        """Whether another round may come, its rows can be told, and no graph stands ready."""
+        is_open = not self._is_finished and self.retry is None
+        return is_open and self.session.can_prepare(self.awaited_rows)
 
     def expects(self, key: RoundKey) -> bool:
         """Whether `key` names the round that may run now."""

@@ -31,6 +31,7 @@ class VerifyPlan:
     width: int | None = None  # every forward is padded to so many rows; None runs those asked for
     build: BuildPlan = field(default_factory=BuildPlan)
     prebuilds: bool = False  # the next verify's graph is built while there is nothing else to do
+    steady: int = 1  # rounds of one width after which the next is taken to be as wide
     overlaps: bool = False  # after a plain round: while it runs, where handing over does not block
 
 

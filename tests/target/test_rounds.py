@@ -45,10 +45,11 @@ def test_a_graph_built_ahead_changes_no_token(engine, plain, monkeypatch):
 
     def open_prepared(sampling, *, taps):
         session = real(sampling, taps=taps)
-        verify = session.verify
+        verify, seen = session.verify, [1]
 
         def prepared(drafts, rows):
-            session.prepare()
+            session.prepare(seen[-1])
+            seen.append(rows)
             return verify(drafts, rows)
 
         session.verify = prepared
@@ -93,13 +94,25 @@ def test_only_a_session_that_may_verify_prepares(engine):
     """A graph on a state whose prompt is still running would be in the way of the next chunk."""
     session = engine.open(GREEDY, taps=False)
     session.prepare()
-    assert not session.can_prepare
+    assert not session.can_prepare()
     list(session.prefill(PROMPT))
-    assert session.can_prepare
+    assert session.can_prepare()
     session.prepare()
-    assert not session.can_prepare
+    assert not session.can_prepare()
     session.close()
-    assert not session.can_prepare
+    assert not session.can_prepare()
+
+
+def test_a_width_is_guessed_once_two_rounds_agree(engine):
+    """Graphs built in vain, or a round whose rows are known that waits without one."""
+    session, _ = prefill(engine, PROMPT)
+    session.verify([9] * 3, 4)
+    assert not session.can_prepare()
+    assert session.can_prepare(8)
+    session.verify([9] * 3, 4)
+    assert session.can_prepare()
+    session.prepare()
+    assert session.verify([9] * 3, 4).is_prebuilt
 
 
 def test_the_service_builds_while_it_waits(engine, plain):
@@ -109,9 +122,9 @@ def test_the_service_builds_while_it_waits(engine, plain):
     verdicts = [actor.round(()) for _ in range(4)]
     assert [verdict.build.endswith("prebuilt") for verdict in verdicts] == [True] * 4
     verdicts = [actor.round(drafts_of(plain, actor.ids, 3, 3)) for _ in range(3)]
-    assert [verdict.build.endswith("prebuilt") for verdict in verdicts] == [False, True, True]
+    assert [verdict.build.endswith("prebuilt") for verdict in verdicts] == [False, False, True]
     assert actor.ids == plain[: len(actor.ids)]
-    assert actor.service.heartbeat()[2]["prebuilt"] == 6
+    assert actor.service.heartbeat()[2]["prebuilt"] == 5
 
 
 # --------------------------------------------------------------------------- built meanwhile
@@ -132,7 +145,7 @@ def test_a_graph_built_while_a_round_runs_changes_no_token(overlapping, plain):
     widths = (1, 1, 1, 4, 4, 1, 1, 4)
     verdicts = [actor.round(drafts_of(plain, actor.ids, rows - 1, 1)) for rows in widths]
     prebuilt = [verdict.build.endswith("prebuilt") for verdict in verdicts]
-    assert prebuilt == [True, True, True, False, True, False, True, False]
+    assert prebuilt == [True, True, True, False, False, False, True, False]
     assert actor.ids == plain[: len(actor.ids)]
     assert len(actor.features()) == len(PROMPT) + len(actor.ids) - 1
 
