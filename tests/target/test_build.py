@@ -7,6 +7,7 @@ from support.target_cases import arrays_of, feed, fork
 
 from common.errors import EngineError, RollBackRefused
 from target_svc.build import Build, BuildPlan, FilledLeaves, Leaves, build_and_submit
+from target_svc.models.family import run_rows
 from target_svc.rollback import abandon, commit
 from target_svc.taps import TapPlan, Taps
 
@@ -102,6 +103,20 @@ def test_an_abandoned_build_leaves_nothing_behind(model, committed, taps):
     assert all(np.array_equal(before[name], after[name]) for name in before)
     wanted = feed(model, fork(committed), IDS[BASE : BASE + 9])
     assert np.array_equal(feed(model, state, IDS[BASE : BASE + 9]), wanted)
+
+
+def test_an_abandoned_build_is_not_run_with_the_next_forward(model, committed, tmp_path):
+    """A view of old rows that hangs on an abandoned graph: right, and a whole forward slower."""
+
+    def n_operations(state):
+        mx.eval(state.arrays())
+        logits = model.logits(run_rows(model, [9, 10, 11], state))
+        mx.export_to_dot(str(tmp_path / "graph.dot"), logits, *state.arrays())
+        return (tmp_path / "graph.dot").read_text().count("shape=rectangle")
+
+    state = fork(committed)
+    Build(model, state, 8, None, BuildPlan()).abandon()
+    assert n_operations(state) == n_operations(fork(committed))
 
 
 def test_a_forward_that_ran_can_be_abandoned_too(model, committed):

@@ -45,7 +45,7 @@ class RowWindow:
 
     def roll_back(self, keep: int) -> None:
         """See `Rollable`."""
-        if self._padded is not None:
+        if keep and self._padded is not None:  # a view at 0 would hold on to an abandoned graph
             self.window = self._padded[keep : keep + self._rows]
         self._padded = None
 
