@@ -19,6 +19,7 @@ from common.sdk import EndEvent, TokenEvent
 
 ACCEPTED_COLOUR: Final = "green"  # accepted drafts; the target's own tokens stay plain
 STEPS: Final = 4  # a phase is reported at every quarter
+COLUMNS: Final = ("NAME", "PID", "STATE", "UPTIME", "RESTARTS", "DEVICE", "SESSIONS", "RSS", "BUILD")
 PIPE_WIDTH: Final = 160  # columns where there is no terminal to ask
 
 
@@ -82,7 +83,7 @@ def serving_mode(rows: Sequence[Row]) -> str:
 def ps_table(snapshot: Mapping[str, Any]) -> Table:
     """The table of `dflash-up ps`."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("NAME", "PID", "STATE", "UPTIME", "RESTARTS", "DEVICE", "SESSIONS", "RSS"):
+    for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     table.add_column("LAST ERROR")
     for row in snapshot["processes"]:
@@ -96,9 +97,16 @@ def ps_table(snapshot: Mapping[str, Any]) -> Table:
             row["device"] or "-",
             f"{row['sessions']}/{row['capacity']}" if row["capacity"] else "-",
             f"{row['rss_bytes'] / 2**20:.0f} MB" if row["rss_bytes"] else "-",
+            _built(row.get("notes", {})),
             row["last_error"],
         )
     return table
+
+
+def _built(notes: Mapping[str, Any]) -> str:
+    """How a target builds its forwards, from its notes."""
+    ahead = " ahead" if notes.get("prebuild") == "on" else ""
+    return f"{notes['build']}{ahead}" if "build" in notes else "-"
 
 
 def show(table: Table, stream: TextIO | None = None) -> None:

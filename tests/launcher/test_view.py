@@ -8,7 +8,14 @@ import pytest
 from common.launcher.bench import interleave
 from common.launcher.status import Row, join
 from common.launcher.tally import Run, speed_table, summarize, verdict
-from common.launcher.view import StartupView, histogram, serving_mode, wants_colour, write_tokens
+from common.launcher.view import (
+    StartupView,
+    histogram,
+    ps_table,
+    serving_mode,
+    wants_colour,
+    write_tokens,
+)
 from common.sdk import EndEvent, TokenEvent
 
 
@@ -101,6 +108,15 @@ def test_text_that_differs_from_the_reference_is_counted():
     assert adaptive.acceptance_length == 3.0
     assert "median 2.00x, least 2.00x (a)" in verdict([plain, adaptive])
     assert speed_table([plain, adaptive], 1).row_count == 2
+
+
+def test_ps_shows_how_a_target_builds_its_forwards():
+    """A mode that nobody can see running."""
+    notes = {"build": "pipelined/4 deferred", "prebuild": "on"}
+    rows = [row(state="ready", notes=notes), row("drafter.1", "ready")]
+    table = ps_table({"processes": [one.as_json() for one in rows]})
+    built = next(column for column in table.columns if column.header == "BUILD")
+    assert list(built.cells) == ["pipelined/4 deferred ahead", "-"]
 
 
 def test_histogram_reads_as_rounds_by_rows():
