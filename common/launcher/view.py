@@ -19,7 +19,6 @@ from common.sdk import EndEvent, TokenEvent
 
 ACCEPTED_COLOUR: Final = "green"  # accepted drafts; the target's own tokens stay plain
 STEPS: Final = 4  # a phase is reported at every quarter
-COLUMNS: Final = ("NAME", "PID", "STATE", "UPTIME", "RESTARTS", "DEVICE", "SESSIONS", "RSS", "BUILD")
 PIPE_WIDTH: Final = 160  # columns where there is no terminal to ask
 
 
@@ -83,8 +82,9 @@ def serving_mode(rows: Sequence[Row]) -> str:
 def ps_table(snapshot: Mapping[str, Any]) -> Table:
     """The table of `dflash-up ps`."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in COLUMNS:
+    for column in ("NAME", "PID", "STATE", "UPTIME", "RESTARTS", "DEVICE", "SESSIONS", "RSS"):
         table.add_column(column, no_wrap=True)
+    table.add_column("BUILD", no_wrap=True)
     table.add_column("LAST ERROR")
     for row in snapshot["processes"]:
         state = row["state"] if row["state"] != "starting" else f"{row['phase'] or 'starting'}"
