@@ -13,7 +13,7 @@ from common.checkpoint.device import choose_device  # noqa: E402
 from common.config import environment  # noqa: E402
 from common.errors import ConfigError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
-from common.wire.messages import Ready  # noqa: E402
+from common.wire.messages import Ready, Scalar  # noqa: E402
 from drafter_svc.drafter import load_drafter  # noqa: E402
 from drafter_svc.service import DrafterService  # noqa: E402
 
@@ -33,7 +33,15 @@ def serve(worker: Worker) -> int:
     worker.progress("warm-up", 1.0)
     shell = worker.shell
     actor = DrafterService(drafter, shell.send, shell.dial)
-    notes = {"blas": BLAS.note, "blas_threads": environment().get("OPENBLAS_NUM_THREADS", "")}
+    notes: dict[str, Scalar] = {
+        "blas": BLAS.note,
+        "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
+    }
+    if drafter.prior is not None:
+        notes |= {
+            "prior_intercept": drafter.prior.intercept,
+            "prior_slope": drafter.prior.slope,
+        }
     shell.report(Ready(config.drafter.capacity, device=device, notes=notes))
     return shell.run(actor)
 

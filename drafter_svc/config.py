@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from common.errors import ModelMismatch
 from drafter_svc.fields import read_count, read_number, read_whole, refuse
+from drafter_svc.prior import PriorConfig, read_prior
 
 ARCHITECTURES: Final = ("DFlashDraftModel", "DFlash2DraftModel")
 LAYER_TYPES: Final = ("full_attention", "sliding_attention")
@@ -84,6 +85,7 @@ class DrafterConfig:
     output_multiplier: float = 1.0
     input_embedding_scale: float = 1.0
     softcap: float = 0.0  # 0: none
+    prior: PriorConfig | None = None  # None: the policy's own
 
     @property
     def group_size(self) -> int:
@@ -134,6 +136,7 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         output_multiplier=read_number(fields, "output_multiplier", 1.0),
         input_embedding_scale=read_number(fields, "input_embedding_scale", 1.0),
         softcap=read_number(fields, "final_logit_softcapping", 0.0),
+        prior=read_prior(fields),
     )
     _check(config)
     return config

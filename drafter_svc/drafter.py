@@ -38,6 +38,7 @@ class Drafter:
     def __init__(self, loaded: Loaded) -> None:
         self.card: ModelCard = loaded.card
         self.mask_id: int = loaded.config.mask_id
+        self.prior = loaded.config.prior
         self._model: DFlashModel = loaded.model
         self._selector: CandidateSelector | None = loaded.model.selector
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from common.errors import ModelMismatch
 from common.net.liveness import ALIVE, Liveness
-from common.policy.calibration import Calibration
+from common.policy.calibration import Calibration, Prior
 from common.policy.costs import TargetCosts
 from common.wire.messages import Heartbeat, Hello, Progress, Ready
 from common.wire.roles import TARGET
@@ -142,6 +142,7 @@ class Registry:
             worker.costs = TargetCosts(ready.ladder_ms[:16], self._calibration)
         else:
             worker.draft_ms.extend(ms for ms in ready.ladder_ms[-1:] if math.isfinite(ms))
+            self._calibration.prior = Prior.from_notes(ready.notes)  # all drafters are one model
         worker.ready = ready
 
     def remove(self, worker: Worker) -> None:

@@ -6,7 +6,9 @@ Float32 throughout: 0.9 and 0.88 share a bin only there.
 Source: mlx-serve, `dflash_policy.zig`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +21,33 @@ DECAY: Final = np.float32(0.97)  # weight of the past at each observation of a b
 PRIOR_WEIGHT: Final = np.float32(3)  # observations that the prior counts for
 DOUBT_FLOOR: Final = np.float32(1e-3)  # confidences above 0.999 are one and the same
 ONE: Final = np.float32(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What a confidence is worth before anything was observed: a logistic of its `spread`.
+
+    The default is the published one; a drafter's config may bring one fitted to it.
+    """
+
+    intercept: float = -1.15
+    slope: float = 1.58
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, object]) -> "Prior":
+        """The prior a drafter tells when it is ready; the published one where it tells none."""
+        told = notes.get("prior_intercept"), notes.get("prior_slope")
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in told):
+            return cls()
+        return cls(*map(float, told))  # type: ignore[arg-type]  # both are numbers
+
+    def of(self, stretched: Floats) -> Floats:
+        """Probabilities of survival of confidences stretched by `spread`."""
+        scores = np.float32(self.intercept) + np.float32(self.slope) * stretched
+        return np.asarray(ONE / (ONE + np.exp(-scores)), np.float32)
+
+
+PUBLISHED: Final = Prior()
 
 
 def spread(confidences: Sequence[float]) -> Floats:
@@ -52,13 +81,18 @@ def priors(confidences: Sequence[float]) -> Floats:
         >>> round(float(priors([0.9])[0]), 3)
         0.606
     """
-    return _priors(spread(confidences))
+    return PUBLISHED.of(spread(confidences))
 
 
 class Calibration:
-    """Learns, bin by bin, how often a draft of some confidence survives."""
+    """Learns, bin by bin, how often a draft of some confidence survives.
 
-    def __init__(self) -> None:
+    Attributes:
+        prior: what is believed before it has learned.
+    """
+
+    def __init__(self, prior: Prior = PUBLISHED) -> None:
+        self.prior = prior
         self._hits = np.zeros(N_BINS, np.float32)
         self._seen = np.zeros(N_BINS, np.float32)
 
@@ -66,7 +100,7 @@ class Calibration:
         """P(draft survives | those before it did) of each draft, 0..1."""
         stretched = spread(confidences)
         bins = _bins(stretched)
-        weighted = self._hits[bins] + PRIOR_WEIGHT * _priors(stretched)
+        weighted = self._hits[bins] + PRIOR_WEIGHT * self.prior.of(stretched)
         return np.asarray(weighted / (self._seen[bins] + PRIOR_WEIGHT), np.float32)
 
     def observe(self, confidences: Sequence[float], n_accepted: int) -> None:
@@ -84,8 +118,3 @@ def _bins(stretched: Floats) -> list[int]:
     # not negative, so cutting off is rounding down
     bins: list[int] = np.minimum(np.float32(4) * stretched, N_BINS - 1).astype(np.int64).tolist()
     return bins
-
-
-def _priors(stretched: Floats) -> Floats:
-    scores = np.float32(-1.15) + np.float32(1.58) * stretched
-    return np.asarray(ONE / (ONE + np.exp(-scores)), np.float32)

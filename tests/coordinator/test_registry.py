@@ -132,3 +132,16 @@ def test_draft_deadline_is_bounded_whatever_a_drafter_says():
     drafter = enter(entries, "drafter.1")
     entries.draft_took(drafter, 1e6, is_in_time=False)
     assert entries.draft_deadline_s(drafter) <= 0.8
+
+
+def test_the_drafters_prior_reaches_every_target():
+    """The refitted prior stays in the drafter's file, and the first rounds go by the published."""
+    entries = registry()
+    target = enter(entries, "target.1")
+    before = target.costs.calibration.probabilities([0.9])[0]
+    drafter = enter(entries, "drafter.1", ready=False)
+    notes = {"prior_intercept": -3.0, "prior_slope": 1.0}
+    entries.set_ready(drafter, Ready(2, (), notes=notes))
+    assert target.costs.calibration.probabilities([0.9])[0] < before
+    later = enter(entries, "target.2")
+    assert later.costs.calibration.prior == target.costs.calibration.prior

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.policy.calibration import Calibration, bins_of, priors
+from common.policy.calibration import PUBLISHED, Calibration, Prior, bins_of, priors
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,26 @@ def test_the_past_fades():
     for _ in range(80):
         calibration.observe([0.7], 0)
     assert calibration.probabilities([0.7])[0] < 0.2
+
+
+def test_a_drafter_brings_its_own_prior():
+    """A prior fitted for one pair and used for another, or told and never used."""
+    told = Prior.from_notes({"prior_intercept": -1.5, "prior_slope": 2, "blas": "x"})
+    assert told == Prior(-1.5, 2.0)
+    fitted = Calibration(told).probabilities([0.9])[0]
+    assert fitted == pytest.approx(1 / (1 + np.exp(1.5 - 2.0)), abs=1e-6)
+    assert fitted != Calibration().probabilities([0.9])[0]
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {},
+        {"prior_intercept": 1.0},
+        {"prior_intercept": "x", "prior_slope": 1.0},
+        {"prior_intercept": float("nan"), "prior_slope": 1.0},
+    ],
+)
+def test_without_two_numbers_the_published_prior_stays(notes):
+    """A NaN prior would choose one row for ever."""
+    assert Prior.from_notes(notes) == PUBLISHED
