@@ -44,6 +44,7 @@ from target_svc.models.family import (
     Tap,
     arrays_in,
     blank_ids,
+    blank_rows,
     write_ids,
 )
 from target_svc.models.state import Rollable, SequenceState
@@ -67,6 +68,12 @@ _CENTRED: Final = (
     "q_layernorm.weight",
     "k_layernorm.weight",
 )
+#: What the host fills for table rows of an activation's dtype.
+_HOST_ROWS: Final[dict[mx.Dtype, type[np.generic]]] = {
+    mx.bfloat16: np.uint16,
+    mx.float16: np.float16,
+    mx.float32: np.float32,
+}
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 #: Names in the order of the blocks' weight classes.
@@ -331,9 +338,7 @@ class Model:
         """See `family.Model`; bfloat16 table rows are held as their bits."""
         if self.ngram_rows is None:
             return Inputs(blank_ids(rows))
-        bits = mx.uint16 if self.dtype == mx.bfloat16 else self.dtype
-        memory = mx.zeros((rows, self.args.ple_width), dtype=bits)
-        mx.eval(memory)
+        memory = blank_rows((rows, self.args.ple_width), _HOST_ROWS[self.dtype])
         return Inputs(blank_ids(rows), memory)
 
     def fill(self, inputs: Inputs, ids: Sequence[int], state: SequenceState) -> None:

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.target_cases import arrays_of, feed, fork
+from support.tiny import make_tiny_target
 from support.tiny_glm5_next import make_tiny_glm5_next
 
 from target_svc.build import Build, BuildPlan, build_and_submit
@@ -11,7 +12,7 @@ from target_svc.load import FAMILIES
 from target_svc.models.family import run_rows
 from target_svc.rollback import commit
 
-MAKERS = {"glm5_next": make_tiny_glm5_next}  # qwen4_exp has more in test_build
+MAKERS = {"qwen4_exp": make_tiny_target, "glm5_next": make_tiny_glm5_next}
 IDS = np.random.default_rng(3).integers(8, 300, 64).tolist()
 BASE = 37
 ARMS = [
@@ -51,6 +52,17 @@ def test_all_ways_to_build_give_the_same_bits(family, rows):
     for arm, other in zip(ARMS[1:], seen[1:], strict=True):
         for name, value in seen[0].items():
             assert np.array_equal(value, other[name]), (arm, name)
+
+
+def test_building_evaluates_nothing(family, monkeypatch):
+    """On a GPU an evaluation waits for the round that runs, and nothing is built meanwhile."""
+    model, committed = family
+    state, evaluated = fork(committed), []
+    monkeypatch.setattr(mx, "eval", lambda *arrays: evaluated.append(arrays))
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: evaluated.append(arrays))
+    build = Build(model, state, 8, None, BuildPlan(2))
+    assert not evaluated
+    build.abandon()
 
 
 def test_an_abandoned_build_leaves_nothing_behind(family, tmp_path):
