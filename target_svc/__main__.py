@@ -26,6 +26,7 @@ from target_svc.score import parse_feed, read_ids  # noqa: E402
 from target_svc.score import score as score_ids  # noqa: E402
 from target_svc.service import TargetService  # noqa: E402
 from target_svc.taps import TapPlan  # noqa: E402
+from target_svc.verify import VerifyPlan  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
         verify_width=width,
         pipeline_layers=0 if target.build == WHOLE else target.pipeline_layers or None,
         is_deferred=None if target.ple == "auto" else target.ple == DEFERRED,
-        prebuilds=None if target.prebuild == "auto" else target.prebuild == "on",
+        prebuilds=None if target.prebuild == "auto" else target.prebuild != "off",
+        overlaps=target.prebuild == "overlap",
     )
 
 
@@ -89,8 +91,14 @@ def notes_of(engine: Engine) -> dict[str, Scalar]:
         "blas": BLAS.note,
         "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
         "build": engine.plan.build.name,
-        "prebuild": "on" if engine.plan.prebuilds else "off",
+        "prebuild": _prebuild_of(engine.plan),
     }
+
+
+def _prebuild_of(plan: VerifyPlan) -> str:
+    if plan.overlaps:
+        return "overlap"
+    return "on" if plan.prebuilds else "off"
 
 
 def warm_up(engine: Engine, worker: Worker) -> tuple[float, ...]:

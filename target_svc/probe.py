@@ -65,7 +65,9 @@ class Probe:
         for context in contexts:
             if self._is_late():
                 return
-            session = self._prefilled(context)
+            for overlaps in (False, True):
+                self._prefilled(context, overlaps=overlaps).close()
+            session = self._prefilled(context, overlaps=False)
             for count in rows:
                 self._warm(session, count)
             self.save(f"ladder.{context}", {r: self._ladder(session, r) for r in rows})
@@ -77,8 +79,10 @@ class Probe:
 
     # ------------------------------------------------------------------ single figures
 
-    def _prefilled(self, context: int) -> Session:
+    def _prefilled(self, context: int, *, overlaps: bool) -> Session:
         """A session after a prompt of `context` tokens; saves tokens per second."""
+        own = self._engine.plan
+        self._engine.plan = replace(own, overlaps=overlaps)
         session = self._engine.open(Sampling(), taps=False)
         vocab = self._engine.card.vocab_size
         begun, chunk_s = time.perf_counter(), []
@@ -86,8 +90,9 @@ class Probe:
             chunk_s.append(time.perf_counter() - begun)
             begun = time.perf_counter()
         chunk = self._engine.prefill_chunk
+        self._engine.plan = own
         self.save(
-            f"prefill.{context}",
+            f"prefill.{context}{'.overlapped' if overlaps else ''}",
             {
                 "tokens_per_s": context / sum(chunk_s),
                 "chunk": chunk,

@@ -32,7 +32,7 @@ class VerifyPlan:
     build: BuildPlan = field(default_factory=BuildPlan)
     prebuilds: bool = False  # the next verify's graph is built while there is nothing else to do
     steady: int = 1  # rounds of one width after which the next is taken to be as wide
-    overlaps: bool = False  # after a plain round: while it runs, where handing over does not block
+    overlaps: bool = False  # after a plain round: while it runs; pays where handing over is quick
 
 
 @dataclass(frozen=True, slots=True)

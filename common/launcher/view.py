@@ -105,7 +105,7 @@ def ps_table(snapshot: Mapping[str, Any]) -> Table:
 
 def _built(notes: Mapping[str, Any]) -> str:
     """How a target builds its forwards, from its notes."""
-    ahead = " ahead" if notes.get("prebuild") == "on" else ""
+    ahead = " ahead" if notes.get("prebuild", "off") != "off" else ""
     return f"{notes['build']}{ahead}" if "build" in notes else "-"
 
 

@@ -17,13 +17,14 @@ from target_svc.load import ON_CPU, load_engine, verify_plan
         ({"build": "pipelined", "pipeline_layers": 4}, "pipelined/4 eager", ON_CPU.prebuilds),
         ({"pipeline_layers": 2, "ple": "deferred"}, "pipelined/2 deferred", ON_CPU.prebuilds),
         ({"prebuild": "on"}, ON_CPU.build.name, True),
+        ({"prebuild": "overlap"}, ON_CPU.build.name, True),
     ],
 )
 def test_each_key_changes_what_it_names(fields, name, prebuilds):
     """A key that is read and forgotten."""
     plan = verify_plan(options_of(TargetConfig(**fields), None))
     assert (plan.build.name, plan.prebuilds) == (name, prebuilds)
-    assert not plan.overlaps  # on CPU a hand-over blocks until nearly all has run
+    assert plan.overlaps == (fields.get("prebuild") == "overlap")
 
 
 def test_layers_of_a_graph_that_is_handed_over_whole_are_refused():

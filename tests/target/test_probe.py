@@ -42,6 +42,7 @@ def test_everything_is_measured_and_kept_on_the_way(engine, tmp_path):
         for context in (96, 130)
         for key, more in (
             ("prefill", ""),
+            ("prefill", ".overlapped"),
             ("ladder", ""),
             ("peak_mib", ""),
             ("modes", ".1"),
