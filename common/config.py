@@ -19,6 +19,7 @@ from common.settings import KINDS, TABLES, Config, keys
 RESOLVED_FILE: Final = "config.json"
 ENV_PREFIX: Final = "DFLASH_"
 
+_SWITCHED: Final = {"true": "on", "false": "off"}  # for keys that are on, off or auto
 _WORDS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
@@ -62,6 +63,7 @@ def load(file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str]
         ConfigError: unknown key (names the nearest known one), bad value, bad file.
     """
     kinds = {name: kind for name, kind, _, _ in keys()}
+    switches = {name for name, _, _, rule in keys() if "on" in rule["names"]}
     layers: list[tuple[str, dict[str, Any]]] = [
         ("flag", {name: value for name, value in flags.items() if value is not None}),
         ("env", _from_environ(environ, kinds)),
@@ -71,6 +73,8 @@ def load(file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str]
     origins = dict.fromkeys(kinds, "default")
     for origin, layer in reversed(layers):
         for name, value in layer.items():
+            if name in switches:
+                value = _SWITCHED.get(str(value).lower(), value)
             if name not in kinds:
                 raise ConfigError(f"{origin}: unknown key {name!r}{_nearest(name, kinds)}")
             table, key = name.split(".")

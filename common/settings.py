@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
 from common.errors import ConfigError
+from common.sources import ASKED, AUTO, COPIES, DRAFTER
 
 T = TypeVar("T", bool, int, float, str)
 PAIR_DIR: Final = Path(__file__).parent / "demo" / "pair"  # the embedded pair
@@ -96,7 +97,8 @@ class PolicyConfig(_Checked):
     """How many rows a round verifies: chosen each round, the whole block, or always one."""
 
     mode: str = _name("adaptive", "rows of a round", "adaptive", "fixed", "off")
-    copies: bool = _key(False, "also draft by copying from earlier text")
+    source: str = _name("auto", "who drafts; auto: a drafter, else the target's own head", *ASKED)
+    copies: str = _name("auto", "draft by copying earlier text; auto: if nobody drafts", *COPIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,11 @@ class Config:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     net: NetConfig = field(default_factory=NetConfig)
     keys: KeysConfig = field(default_factory=KeysConfig)
+
+    @property
+    def drafter_path(self) -> Path | None:
+        """Folder of the drafter's checkpoint; None where none is there or another source drafts."""
+        return self.model.drafter_path if self.policy.source in (AUTO, DRAFTER) else None
 
 
 TABLES: Final[dict[str, Any]] = get_type_hints(Config)

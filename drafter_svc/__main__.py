@@ -22,7 +22,7 @@ def serve(worker: Worker) -> int:
     """Load, introduce, warm up, and draft until the end."""
     config = worker.process.config
     device = choose_device(config.drafter.device)
-    folder = config.model.drafter_path
+    folder = config.drafter_path
     if folder is None:
         raise ConfigError("model.drafter: not set; name the drafter's checkpoint folder")
     worker.progress("load", 0.0)

@@ -16,7 +16,8 @@ from common.checkpoint.index import read_config  # noqa: E402
 from common.config import environment  # noqa: E402
 from common.errors import ConfigError, DFlashError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
-from common.settings import TargetConfig  # noqa: E402
+from common.settings import PolicyConfig, TargetConfig  # noqa: E402
+from common.sources import AUTO, NONE  # noqa: E402
 from common.wire.messages import Ready, Scalar  # noqa: E402
 from target_svc.build import DEFERRED, WHOLE  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
@@ -33,7 +34,9 @@ logger = logging.getLogger(__name__)
 FIXED_WITHOUT_DRAFTER = 8  # rows of `verify_width = "fixed"` where no drafter names a block
 
 
-def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
+def options_of(
+    target: TargetConfig, drafter: Path | None, policy: PolicyConfig | None = None
+) -> EngineOptions:
     """Engine options of a configuration; "auto" and 0 leave the choice to the engine.
 
     Raises:
@@ -58,6 +61,8 @@ def options_of(target: TargetConfig, drafter: Path | None) -> EngineOptions:
         is_deferred=None if target.ple == "auto" else target.ple == DEFERRED,
         prebuilds=None if target.prebuild == "auto" else target.prebuild != "off",
         overlaps=target.prebuild == "overlap",
+        source=policy.source if policy else AUTO,
+        copies=policy.copies if policy else AUTO,
     )
 
 
@@ -65,9 +70,10 @@ def serve(worker: Worker) -> int:
     """Load, introduce, measure the ladder, and verify until the end."""
     config = worker.process.config
     device = choose_device(config.target.device)
-    drafter = config.model.drafter_path
+    drafter = config.drafter_path
     worker.progress("load", 0.0)
-    engine = load_engine(config.model.target_path, drafter, options_of(config.target, drafter))
+    options = options_of(config.target, drafter, config.policy)
+    engine = load_engine(config.model.target_path, drafter, options)
     worker.introduce(engine.card.wire)
     ladder = warm_up(engine, worker)
     shell = worker.shell
@@ -92,6 +98,8 @@ def notes_of(engine: Engine) -> dict[str, Scalar]:
         "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
         "build": engine.plan.build.name,
         "prebuild": _prebuild_of(engine.plan),
+        "source": engine.card.armed.source,
+        "copies": engine.card.armed.copies,
     }
 
 
@@ -129,7 +137,7 @@ def direct(target: Path, device: str) -> None:
     log.set_up("direct", "warning")
     try:
         choose_device(device)
-        engine = load_engine(target, None, EngineOptions())
+        engine = load_engine(target, None, EngineOptions(source=NONE))
         engine.warm_up([1])
         serve_lines(engine, sys.stdin, sys.stdout)
     except DFlashError as fault:
@@ -149,7 +157,7 @@ def score(checkpoint: Path, ids: Path, out: Path, feed: str, device: str) -> Non
     try:
         feed_rows, tokens = parse_feed(feed), read_ids(ids)
         choose_device(device)
-        model = load_engine(checkpoint, None, EngineOptions()).model
+        model = load_engine(checkpoint, None, EngineOptions(source=NONE)).model
         nats = score_ids(model, tokens, out, feed_rows=feed_rows)
     except DFlashError as fault:
         click.echo(f"error: {fault}", err=True)

@@ -19,7 +19,7 @@ from common.errors import EngineError
 from target_svc.models.family import Model
 from target_svc.models.state import SequenceState
 from target_svc.rollback import abandon
-from target_svc.taps import Taps
+from target_svc.taps import Collects
 
 WHOLE: Final = "whole"
 PIPELINED: Final = "pipelined"
@@ -118,7 +118,7 @@ class Build:
     """
 
     def __init__(
-        self, model: Model, state: SequenceState, rows: int, taps: Taps | None, plan: BuildPlan
+        self, model: Model, state: SequenceState, rows: int, taps: Collects | None, plan: BuildPlan
     ) -> None:
         self.rows = rows
         self._state = state
@@ -190,7 +190,7 @@ class _HandOver:
 
 
 def build_and_submit(
-    model: Model, state: SequenceState, ids: Sequence[int], taps: Taps | None, plan: BuildPlan
+    model: Model, state: SequenceState, ids: Sequence[int], taps: Collects | None, plan: BuildPlan
 ) -> Forward:
     """Fill, build and submit rows `ids` in the order of the plan, where no build stands ready.
 

@@ -5,6 +5,7 @@ Owns the shortcuts into the model card. Does not know sessions or how the card i
 
 from dataclasses import dataclass
 
+from common.sources import NOBODY, Armed
 from common.wire import messages
 
 
@@ -14,6 +15,7 @@ class EngineCard:
 
     wire: messages.ModelCard
     eos_ids: tuple[int, ...]
+    armed: Armed = NOBODY  # who drafts
 
     @property
     def vocab_size(self) -> int:

@@ -14,19 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from common.errors import BadRequest, EngineError, TooLong, Unsupported
+from common.errors import BadRequest, EngineError, Unsupported
 from common.wire import messages
 from target_svc.build import Build
 from target_svc.card import EngineCard
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model, read_ahead
-from target_svc.prefill import PrefillStep, check_ids, prefill_steps
+from target_svc.mtp import CHAIN, ChainDraft, HeadTaps
+from target_svc.prefill import PrefillStep, check_fits, check_ids, prefill_steps
 from target_svc.taps import FeatureStore, Taps
 from target_svc.text import encode
 from target_svc.verify import Verdict, VerifyPlan, run_round
 from target_svc.warm_up import measure_ladder
-
-_WARM_UP_CONTEXT = 256  # tokens at which the ladder is measured
 
 
 class Engine:
@@ -47,7 +46,7 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer,
         card: EngineCard,
-        taps: Taps | None,
+        taps: Taps | HeadTaps | None,
         plan: VerifyPlan,
         *,
         prefill_chunk: int,
@@ -97,17 +96,8 @@ class Engine:
         Returns:
             Milliseconds of a verify by rows: the cost ladder of this machine.
         """
-        session = self.open(messages.Sampling(), taps=self.taps is not None)
-        length = max(1, min(_WARM_UP_CONTEXT, self.card.context_len // 2))
-        vocab = self.card.vocab_size
-        for _ in session.prefill([(31 * index + 8) % vocab for index in range(length)]):
-            pass
-
-        def run(rows: int, turn: int) -> float:
-            verdict = session.verify([(turn + 17 * row) % vocab for row in range(1, rows)], rows)
-            return verdict.build_ms + verdict.eval_ms
-
-        self._ladder = measure_ladder(list(widths or range(1, self.max_rows + 1)), run)
+        session, rows = self.open(messages.Sampling(), taps=self.taps is not None), self.max_rows
+        self._ladder = measure_ladder(session, list(widths or range(1, rows + 1)), self.card)
         session.close()
         return self._ladder
 
@@ -126,12 +116,13 @@ class Session:
         anchor_id: last committed token, not yet forwarded; valid after prefill.
     """
 
-    def __init__(self, engine: Engine, sampling: Sampling, taps: Taps | None) -> None:
+    def __init__(self, engine: Engine, sampling: Sampling, taps: Taps | HeadTaps | None) -> None:
         self._engine = engine
         self._sampling = sampling
         self._taps = taps
         self._state = engine.model.new_state()
-        self._store = FeatureStore(taps.plan.window) if taps is not None else None
+        self._store = FeatureStore(taps.plan.window) if isinstance(taps, Taps) else None
+        self._head = taps.context() if isinstance(taps, HeadTaps) else None
         self._standing: Build | None = None
         self._last_rows, self._streak = 1, engine.plan.steady  # as if plain rounds had run
         self._ids: list[int] = []  # committed, the anchor last
@@ -153,14 +144,10 @@ class Session:
             EngineError: the session was prefilled already, or is closed.
         """
         self._check_open(prefilled=False)
-        if len(prompt_ids) >= self._engine.card.context_len:
-            raise TooLong(
-                f"prompt has {len(prompt_ids)} tokens; the context of "
-                f"{self._engine.card.context_len} leaves room for "
-                f"{self._engine.card.context_len - 1}"
-            )
+        check_fits(prompt_ids, self._engine.card.context_len)
         for step in self._run_prompt(prompt_ids, self._taps):
-            self._remember(step.features)
+            after = [] if step.anchor_id is None else [step.anchor_id]
+            self._remember(step.features, [*prompt_ids[step.first_pos + 1 : step.done + 1], *after])
             if step.anchor_id is not None:
                 self.anchor_id = step.anchor_id
                 self._ids = [*prompt_ids, step.anchor_id]
@@ -242,7 +229,7 @@ class Session:
             build,
         )
         self._standing = verdict.ahead
-        self._remember(verdict.features)
+        self._remember(verdict.features, verdict.ids)
         self._ids.extend(verdict.ids)
         self.anchor_id = verdict.ids[-1]
         return verdict
@@ -255,14 +242,28 @@ class Session:
         """
         return None if self._store is None else self._store.rows_from(from_pos)
 
+    def draft(self, n_drafts: int) -> ChainDraft:
+        """Let the target's own head propose the tokens after the anchor.
+
+        Raises:
+            EngineError: the session has no anchor or is closed, or no head is armed.
+        """
+        self._check_open(prefilled=True)
+        if self._head is None:
+            raise EngineError("no head drafts in this session; arm one by policy.source")
+        return self._head.draft(min(n_drafts, CHAIN))
+
     def close(self) -> None:
         """Free the state; the session can do nothing more."""
         self._is_closed = True
         self._standing = None
         self._state = self._engine.model.new_state()
         self._store = None
+        self._head = None
 
-    def _run_prompt(self, ids: Sequence[int], taps: Taps | None) -> Iterator[PrefillStep]:
+    def _run_prompt(
+        self, ids: Sequence[int], taps: Taps | HeadTaps | None
+    ) -> Iterator[PrefillStep]:
         engine = self._engine
         return prefill_steps(
             engine.model,
@@ -284,9 +285,12 @@ class Session:
         build.abandon()
         return None
 
-    def _remember(self, features: mx.array | None) -> None:
-        if self._store is not None and features is not None:
+    def _remember(self, features: mx.array | None, following: Sequence[int]) -> None:
+        """Keep features [S, H] for whoever drafts; `following` are the tokens after their rows."""
+        if features is not None and self._store is not None:
             self._store.add(features)
+        if features is not None and self._head is not None:
+            self._head.extend(features, list(following))
 
     def _check_open(self, *, prefilled: bool) -> None:
         if self._is_closed:

@@ -12,13 +12,15 @@ from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokeni
 from common.checkpoint.index import read_config
 from common.checkpoint.network import index_published
 from common.errors import ConfigError, ModelMismatch
+from common.sources import AUTO, DRAFTER, MTP, Armed, Present, arm
 from common.wire.messages import ModelCard
 from target_svc.build import BuildPlan
 from target_svc.card import EngineCard
 from target_svc.engine import Engine
-from target_svc.models import glm5_next, qwen4_exp
+from target_svc.models import glm5_next, qwen4_exp, qwen4_mtp
 from target_svc.models.blocks.norms import is_cpu
 from target_svc.models.family import Model
+from target_svc.mtp import CHAIN, HeadTaps
 from target_svc.taps import TapHashes, Taps, load_taps
 from target_svc.text import load_tokenizer
 from target_svc.verify import VerifyPlan
@@ -51,6 +53,8 @@ class EngineOptions:
     prebuilds: bool | None = None  # build the next verify's graph ahead; None chooses by device
     overlaps: bool = False  # build ahead while a plain round, or a chunk of the prompt, runs
     max_rows: int = 16
+    source: str = AUTO  # who drafts, one of `common.sources.ASKED`
+    copies: str = AUTO  # one of `common.sources.COPIES`
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -90,18 +94,32 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
             f"tokenizer has {n_entries} entries, the model {vocab}; use the tokenizer.json that "
             "belongs to this model"
         )
-    taps, hashes = (None, None) if drafter is None else load_taps(drafter, model)
+    own_head = isinstance(model, qwen4_exp.Model) and qwen4_mtp.has_head(target)
+    armed = arm(options.source, options.copies, Present(drafter is not None, own_head))
+    taps, hashes = _taps_of(armed, target, drafter, model)
     context_len = min(options.max_context or model.facts.context_len, model.facts.context_len)
     wire = _card(target, model_type, model, context_len, taps, hashes)
     return Engine(
         model,
         tokenizer,
-        EngineCard(wire, model.facts.eos_ids),
+        EngineCard(wire, model.facts.eos_ids, armed),
         taps,
         verify_plan(options),
         prefill_chunk=options.prefill_chunk,
         max_rows=options.verify_width or options.max_rows,
     )
+
+
+def _taps_of(
+    armed: Armed, target: Path, drafter: Path | None, model: Model
+) -> tuple[Taps | HeadTaps | None, TapHashes | None]:
+    """What the armed source reads of every forward."""
+    if armed.source == MTP and isinstance(model, qwen4_exp.Model):
+        head = qwen4_mtp.load_head(target, model)
+        return HeadTaps(head, model.facts.n_layers, model.args.stream_width), None
+    if armed.source == DRAFTER and drafter is not None:
+        return load_taps(drafter, model)
+    return None, None
 
 
 def verify_plan(options: EngineOptions) -> VerifyPlan:
@@ -130,19 +148,21 @@ def _card(
     model_type: str,
     model: Model,
     context_len: int,
-    taps: Taps | None,
+    taps: Taps | HeadTaps | None,
     hashes: TapHashes | None,
 ) -> ModelCard:
     spans = index_published(target)
+    plan = taps.plan if isinstance(taps, Taps) else None
+    own_block = CHAIN + 1 if isinstance(taps, HeadTaps) else 0
     return ModelCard(
         model_type=model_type,
         vocab_size=model.facts.vocab_size,
-        hidden_size=taps.width if taps else 0,
+        hidden_size=taps.width if isinstance(taps, Taps) else 0,
         context_len=context_len,
-        block_size=taps.plan.block_size if taps else 0,
-        window=taps.plan.window if taps else 0,
-        tap_layer_ids=taps.plan.layer_ids if taps else (),
-        tap_contraction=taps.plan.contraction if taps else "",
+        block_size=plan.block_size if plan else own_block,
+        window=plan.window if plan else 0,
+        tap_layer_ids=plan.layer_ids if plan else (),
+        tap_contraction=plan.contraction if plan else "",
         fc_hash=hashes.fc if hashes else "",
         norm_hash=hashes.norm if hashes else "",
         embedding_hash=fingerprint_tensor(spans[model.facts.embedding_name]),

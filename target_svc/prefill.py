@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from common.errors import BadRequest
+from common.errors import BadRequest, TooLong
 from target_svc.accept import NO_DRAFTS, TokenLogprobs, decide
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model, read_ahead, run_rows
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
-from target_svc.taps import Taps
+from target_svc.taps import Collects
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def prefill_steps(
     prompt_ids: Sequence[int],
     *,
     chunk: int,
-    taps: Taps | None,
+    taps: Collects | None,
     sampling: Sampling,
     overlaps: bool = False,
 ) -> Iterator[PrefillStep]:
@@ -107,7 +107,7 @@ def _submit(
     prompt_ids: Sequence[int],
     start: int,
     chunk: int,
-    taps: Taps | None,
+    taps: Collects | None,
 ) -> _Chunk:
     """Forward and commit one chunk; the device has it when this returns."""
     ids = prompt_ids[start : start + chunk]
@@ -119,6 +119,15 @@ def _submit(
     result = hidden if done < total else model.logits(hidden[-1:])
     mx.async_eval(result, *([] if features is None else [features]), *state.arrays())
     return _Chunk(start, done, total, result, features)
+
+
+def check_fits(prompt_ids: Sequence[int], context_len: int) -> None:
+    """Raise TooLong unless the context holds the prompt and one token more."""
+    if len(prompt_ids) >= context_len:
+        raise TooLong(
+            f"prompt has {len(prompt_ids)} tokens; the context of {context_len} leaves room for "
+            f"{context_len - 1}"
+        )
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:

@@ -24,6 +24,7 @@ load_openblas()  # before anything below imports MLX
 import mlx.core as mx  # noqa: E402
 
 from common.checkpoint.device import choose_device  # noqa: E402
+from common.sources import NONE  # noqa: E402
 from common.wire.messages import Sampling  # noqa: E402
 from target_svc.build import BuildPlan  # noqa: E402
 from target_svc.engine import Engine, Session  # noqa: E402
@@ -284,7 +285,7 @@ def main(
     chosen = Sizes(**sizes, context=max(wanted) + 4096)
     with _folder(checkpoint, chosen, figures) as folder:
         begun = time.perf_counter()
-        engine = load_engine(folder, None, EngineOptions(prefill_chunk=chunk))
+        engine = load_engine(folder, None, EngineOptions(prefill_chunk=chunk, source=NONE))
         probe = Probe(engine, out, seconds, repeats)
         for key, value in figures.items():
             probe.save(key, value)

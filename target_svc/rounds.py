@@ -14,7 +14,7 @@ from typing import Final
 
 from common.errors import EngineError
 from common.net.transport import CONTROL_PEER, Peer, Send
-from common.wire.messages import Block, Verified, Verify
+from common.wire.messages import Block, Draft, Drafted, DraftFailed, Verified, Verify
 from target_svc.engine import Engine
 from target_svc.links import FeatureLinks
 from target_svc.seat import Retry, Seat
@@ -65,6 +65,21 @@ class Rounds:
             self.run(seat, order, block.ids)
         else:
             seat.wait_for_block(order, now)
+
+    def draft(self, seat: Seat, order: Draft) -> None:
+        """Let the target's own head draft, and keep its block for the round."""
+        if not seat.expects(order.key) or seat.retry is not None:
+            self._send(CONTROL_PEER, DraftFailed(order.key, "stale"))
+            return
+        try:
+            drafted = seat.session.draft(order.n_drafts)
+        except EngineError as fault:
+            logger.warning("session %s drafts nothing: %s", seat.name, fault)
+            self._send(CONTROL_PEER, DraftFailed(order.key, "fault"))
+            return
+        self._counters["own_drafts"] += 1
+        seat.take_block(Block(order.key, drafted.ids, drafted.confidences))
+        self._send(CONTROL_PEER, Drafted(order.key, drafted.confidences, drafted.ms))
 
     def block(self, peer: Peer, seat: Seat | None, block: Block, now: float) -> None:
         """Keep a block for its round, or run the round that waits for it."""

@@ -18,6 +18,8 @@ from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import (
     Block,
     Close,
+    Draft,
+    DraftFailed,
     Failed,
     Link,
     Message,
@@ -69,6 +71,8 @@ class TargetService:
         match message:
             case Open():
                 self._guard(message.session, lambda: self._open(message))
+            case Draft():
+                self._guard(message.key.session, lambda: self._draft(message))
             case Verify():
                 self._guard(message.key.session, lambda: self._verify(message, now))
             case Block():
@@ -220,6 +224,13 @@ class TargetService:
             self._close(name)
             retry_after_s = fault.retry_after_s if isinstance(fault, Busy) else 0.0
             self._send(CONTROL_PEER, Failed(name, fault.code, fault.message, retry_after_s))
+
+    def _draft(self, order: Draft) -> None:
+        seat = self._seats.get(order.key.session)
+        if seat is None:
+            self._send(CONTROL_PEER, DraftFailed(order.key, "unknown_session"))
+        else:
+            self._rounds.draft(seat, order)
 
     def _verify(self, order: Verify, now: float) -> None:
         seat = self._seats.get(order.key.session)

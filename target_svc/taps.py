@@ -9,7 +9,7 @@ A tap is the output of layer L. `hidden_norm` has a plain weight: no 1 is added.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
@@ -66,6 +66,23 @@ class TapHashes:
 
     fc: str
     norm: str
+
+
+class Collector(Protocol):
+    """Takes what a forward's layers leave, and makes rows of it for whoever drafts."""
+
+    def __call__(self, layer: int, streams: mx.array) -> None:
+        """Take the residual rows after `layer`."""
+
+    def features(self) -> mx.array:
+        """Rows [R, ..] of the forward; lazy."""
+
+
+class Collects(Protocol):
+    """What a forward is given where something may be drafted."""
+
+    def collector(self) -> Collector:
+        """A tap for one forward."""
 
 
 class Taps:

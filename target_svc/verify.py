@@ -19,7 +19,7 @@ from target_svc.distribution import Sampling
 from target_svc.models.family import Model
 from target_svc.models.state import SequenceState
 from target_svc.rollback import abandon, commit
-from target_svc.taps import Taps
+from target_svc.taps import Collects
 
 PREBUILT: Final = " prebuilt"
 
@@ -59,7 +59,7 @@ def run_round(
     state: SequenceState,
     row_ids: Sequence[int],
     plan: VerifyPlan,
-    taps: Taps | None,
+    taps: Collects | None,
     sampling: Sampling,
     build: Build | None = None,
 ) -> Verdict:

@@ -15,7 +15,16 @@ SOURCES = sorted(
 )
 LIMIT, MODEL_LIMIT = 300, 700  # lines; a model file may be long because it is one thing
 MESSAGE_LIST = "common/wire/messages.py"  # one dataclass per message: a table, not a program
-FLAT_IN_COMMON = {"__init__", "errors", "config", "log", "metrics", "sampling", "settings"}
+FLAT_IN_COMMON = {
+    "__init__",
+    "errors",
+    "config",
+    "log",
+    "metrics",
+    "sampling",
+    "settings",
+    "sources",
+}
 VAGUE = {"utils", "util", "helpers", "misc", "base", "core", "manager", "common"}
 TOP_LEVEL = {
     "pyproject.toml",
@@ -52,7 +61,7 @@ def test_module_says_what_it_owns(path):
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def test_common_is_rooms_and_six_flat_modules():
+def test_common_is_rooms_and_seven_flat_modules():
     """`common` must not become a drawer."""
     assert {path.stem for path in (ROOT / "common").glob("*.py")} <= FLAT_IN_COMMON
 

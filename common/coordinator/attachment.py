@@ -21,13 +21,15 @@ class Attachment:
         new_ticket: makes an unguessable word for a data link.
 
     Attributes:
-        ticket: the one the target knows; "" when nothing is to be drafted.
-        block_size: B of the drafter; 0 without one.
+        ticket: the one the target knows; "" when no drafter is to be tied.
+        has_taps: the target is to keep what drafting needs.
     """
 
     def __init__(self, new_ticket: Callable[[], str]) -> None:
         self.ticket = ""
-        self.block_size = 0
+        self.has_taps = False
+        self._held_block = 0  # B of the drafter; 0 without one
+        self._own_block = 0  # B of the target's own head; 0 without one
         self._new_ticket = new_ticket
         self._session, self._epoch = "", 0
         self._is_ticket_fresh = False  # the target knows it, no drafter was given it yet
@@ -37,12 +39,25 @@ class Attachment:
     @property
     def is_held(self) -> bool:
         """Whether a drafter holds a place for the session."""
-        return self.block_size > 0
+        return self._held_block > 0
 
-    def open(self, session: str, epoch: int, *, has_taps: bool) -> None:
-        """Begin with a new session, which no drafter knows; without taps none ever will."""
+    @property
+    def block_size(self) -> int:
+        """B of whoever drafts; 0 while nobody does."""
+        return self._own_block or self._held_block
+
+    def open(self, session: str, epoch: int, *, has_taps: bool, own_block: int = 0) -> None:
+        """Begin with a new session, which no drafter knows; without taps none ever will.
+
+        Args:
+            session: its name.
+            epoch: of the request.
+            has_taps: something may be drafted.
+            own_block: B where the target itself drafts; no drafter is tied, then.
+        """
         self._session, self._epoch = session, epoch
-        self.ticket = self._new_ticket() if has_taps else ""
+        self.has_taps, self._own_block = has_taps, own_block if has_taps else 0
+        self.ticket = self._new_ticket() if has_taps and not own_block else ""
         self._is_ticket_fresh = True
 
     def wants(self, now: float) -> bool:
@@ -51,7 +66,7 @@ class Attachment:
 
     def attach(self, event: DrafterAssigned) -> list[Command]:
         """Tell the target the new ticket, if it does not know it, and the drafter where to go."""
-        self.block_size = event.block_size
+        self._held_block = event.block_size
         commands: list[Command] = []
         if not self._is_ticket_fresh:
             self.ticket = self._new_ticket()
@@ -65,7 +80,7 @@ class Attachment:
         self._closed_until = max(self._closed_until, closed_until)
         if not self.is_held:
             return []
-        self.block_size = 0
+        self._held_block = 0
         return [ToDrafter(Close(self._session)), LeaveDrafter()]
 
     def retry_s(self) -> float:

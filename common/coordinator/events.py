@@ -65,6 +65,7 @@ class Placed:
 
     policy: RoundPolicy
     has_taps: bool  # features are to be computed, something may be drafted
+    own_block: int = 0  # B where the target drafts for itself: no drafter is asked for, then
     memory: CopyFinder | None = None  # empty; where copies are to be looked for
 
 

@@ -67,7 +67,7 @@ class RequestMachine:
     Args:
         request: what was asked for.
         limits: time budgets.
-        new_ticket: makes an unguessable word for a data link.
+        new_ticket: makes an unguessable word.
 
     Attributes:
         phase: where it stands.
@@ -135,19 +135,20 @@ class RequestMachine:
         self.session = f"{self.request.number}.{self._epoch}"
         self._policy = event.policy
         self._rounds.memory = self._rounds.memory or event.memory  # a replay keeps what it has
-        self.attachment.open(self.session, self._epoch, has_taps=event.has_taps)
+        self.attachment.open(
+            self.session, self._epoch, has_taps=event.has_taps, own_block=event.own_block
+        )
         self.phase = Phase.PREFILLING
         self._wait.begin(now, self._limits.prefill_s)
         return [ToTarget(self._open_message())]
 
     def _open_message(self) -> Open:
-        committed, ticket = self.reply.ids, self.attachment.ticket
+        committed, tie = self.reply.ids, self.attachment
         prompt, sampling = self.request.prompt, self.request.sampling
         if self._prompt_ids is not None:
             prompt = from_ids([*self._prompt_ids, *committed])
-        return Open(
-            self.session, self._epoch, ticket, prompt, len(committed), sampling, bool(ticket)
-        )
+        named = self.session, self._epoch, tie.ticket
+        return Open(*named, prompt, len(committed), sampling, tie.has_taps)
 
     def _on_opened(self, event: Opened, now: float) -> list[Command]:
         if not self._is_prefilling(event.session, event.epoch):
@@ -275,9 +276,8 @@ class RequestMachine:
         return [*commands, WantTarget()]
 
     def _finish(self, reason: str, tail: str) -> list[Command]:
-        name, reply = self.request.name, self.reply
-        done = ToClient(Done(name, reason, tail, reply.stats(), len(reply.ids)))
-        return [done, *self._end(reason)]
+        done = Done(self.request.name, reason, tail, self.reply.stats(), len(self.reply.ids))
+        return [ToClient(done), *self._end(reason)]
 
     def _fail(self, code: str, message: str, retry_after_s: float = 0.0) -> list[Command]:
         failed = ToClient(Failed(self.request.name, code, message, retry_after_s))

@@ -16,6 +16,7 @@ from common.errors import ModelMismatch
 from common.net.liveness import ALIVE, Liveness
 from common.policy.calibration import Calibration, Prior
 from common.policy.costs import TargetCosts
+from common.sources import MTP
 from common.wire.messages import Heartbeat, Hello, Progress, Ready
 from common.wire.roles import TARGET
 from common.wire.version import card_mismatch
@@ -64,6 +65,16 @@ class Worker:
     def block_size(self) -> int:
         """B; 0 when no drafter is bound."""
         return self.hello.card.block_size if self.hello.card else 0
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether this target's own head drafts, as it said when it was ready."""
+        return self.ready is not None and self.ready.notes.get("source") == MTP
+
+    @property
+    def copies(self) -> bool:
+        """Whether this target's rounds may verify copies of earlier text."""
+        return self.ready is not None and self.ready.notes.get("copies") is True
 
     @property
     def load(self) -> float:

@@ -208,12 +208,13 @@ class Requests:
         running.target = target
         request = running.machine.request
         is_drafted = request.draft and self._policy.mode != "off"
-        has_copies = is_drafted and self._policy.copies and request.sampling.acceptance == "exact"
+        has_copies = is_drafted and target.copies and request.sampling.acceptance == "exact"
         has_taps = is_drafted and (target.hello.card is None or target.block_size >= 2)
         is_plain = not has_taps and not has_copies
         policy = Off(target.costs) if is_plain else self._policy_of(request, target)
         memory = CopyFinder() if has_copies else None
-        self._feed(running, Placed(policy, has_taps, memory), now)
+        own_block = target.block_size if target.drafts_itself else 0
+        self._feed(running, Placed(policy, has_taps, own_block, memory), now)
 
     def _policy_of(self, request: Request, target: Worker) -> RoundPolicy:
         if self._policy.mode == "fixed" or target.costs is None:
@@ -248,7 +249,7 @@ class Requests:
             case ToTarget(message):
                 self._post_to(running.target, message)
             case ToDrafter(message):
-                self._post_to(running.drafter, message)
+                self._post_to(running.who_drafts, message)
             case ToClient(message):
                 self._post(running.machine.request.client, message)
             case LeaveDrafter():

@@ -35,6 +35,13 @@ class Running:
         due = self.machine.due
         return self.expires_at if due is None else min(due, self.expires_at)
 
+    @property
+    def who_drafts(self) -> Worker | None:
+        """The drafter, or the target where it drafts for itself."""
+        if self.target is not None and self.target.drafts_itself:
+            return self.target
+        return self.drafter
+
     def holds(self, worker: Worker) -> bool:
         """Whether a worker is one of its two."""
         return worker is self.target or worker is self.drafter
@@ -42,9 +49,10 @@ class Running:
     def scene(self, registry: Registry, now: float) -> Scene:
         """The world as its next round sees it."""
         drafter = self.drafter
+        drafts_itself = self.target is not None and self.target.drafts_itself
         return Scene(
             is_solo=self.target is None or len(self.target.sessions) <= 1,
-            can_draft=drafter is not None and not drafter.is_quarantined(now),
+            can_draft=drafts_itself or (drafter is not None and not drafter.is_quarantined(now)),
             draft_deadline_s=registry.draft_deadline_s(drafter),
         )
 

@@ -99,7 +99,7 @@ def check_python(config: Config) -> Finding:
 def check_checkpoints(config: Config) -> Finding:
     """The folders that the configuration names hold checkpoints."""
     check_models(config)
-    paths = [str(config.model.target_path), str(config.model.drafter_path or "no drafter")]
+    paths = [str(config.model.target_path), str(config.drafter_path or "no drafter")]
     return Finding("checkpoints", GOOD, ", ".join(paths))
 
 

@@ -48,8 +48,8 @@ def check_models(config: Config) -> None:
         ConfigError: names the key, the path and what it must be.
     """
     paths = [("model.target", config.model.target_path)]
-    if config.drafter.replicas and config.model.drafter_path:
-        paths.append(("model.drafter", config.model.drafter_path))
+    if config.drafter.replicas and config.drafter_path:
+        paths.append(("model.drafter", config.drafter_path))
     for key, path in paths:
         if not (path / "config.json").is_file():
             raise ConfigError(f"{key}: {path} is no checkpoint folder; it must hold config.json")
@@ -61,7 +61,7 @@ def replicas(config: Config, role: str) -> int:
         return 1
     if role == TARGET:
         return config.target.replicas
-    return config.drafter.replicas if config.model.drafter_path else 0
+    return config.drafter.replicas if config.drafter_path else 0
 
 
 def plan(config: Config, run_dir: Path, roles: tuple[str, ...] = ROLES) -> list[ProcessSpec]:

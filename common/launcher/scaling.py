@@ -26,7 +26,7 @@ async def scale(supervisor: Supervisor, role: str, n_wanted: int) -> list[str]:
         raise BadRequest(
             f"scale {role}={n_wanted}: use target=1..{MAX_REPLICAS} or drafter=0..{MAX_REPLICAS}"
         )
-    if role == DRAFTER and supervisor.config.model.drafter_path is None:
+    if role == DRAFTER and supervisor.config.drafter_path is None:
         raise BadRequest("scale drafter: this run has no drafter checkpoint; start with one")
     async with supervisor.changing:
         members = [child for child in supervisor.children if child.spec.role == role]

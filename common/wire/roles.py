@@ -67,7 +67,7 @@ _WORK: Final[_Kinds] = _JOIN | {Progress, Ready, Heartbeat, LinkLost, Failed}
 _ASK: Final[_Kinds] = _JOIN | {Submit, Cancel, StatusRequest}
 
 MAY_SEND: Final[dict[tuple[str, str], _Kinds]] = {
-    (CONTROL, TARGET): _WORK | {Opened, PrefillProgress, Prefilled, Verified},
+    (CONTROL, TARGET): _WORK | {Opened, PrefillProgress, Prefilled, Verified, Drafted, DraftFailed},
     (CONTROL, DRAFTER): _WORK | {Drafted, DraftFailed},
     (CONTROL, CLIENT): _ASK,
     (CONTROL, ADMIN): _ASK | {Drain, WorkerExited},

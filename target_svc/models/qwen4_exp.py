@@ -283,6 +283,7 @@ class Model:
     Attributes:
         args: its shape.
         dtype: of activations.
+        rope: rotations by position, shared with a draft head.
     """
 
     def __init__(self, args: ModelArgs, weights: "Weights", table: NgramTable | None) -> None:
@@ -293,10 +294,10 @@ class Model:
         head = self._embedding if args.tied else weights.take("lm_head.weight")
         self._head = mx.contiguous(head.T)
         width = max(args.attention.head_dim, args.attention.index_dim)
-        self._rope = RopeTable(args.rope_theta, args.rotary, width, self.dtype)
+        self.rope = RopeTable(args.rope_theta, args.rotary, width, self.dtype)
         self.layers: list[DecoderLayer] = []
         for index in range(len(args.layer_types)):
-            layer = weights.layer(args, index, self._rope)
+            layer = weights.layer(args, index, self.rope)
             mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
             self.layers.append(layer)
         self._final = weights.hyper_connection(PREFIX + "hyper_connection_mixer.", args)
@@ -378,9 +379,9 @@ class Model:
         """See `family.Model`; residual rows are streams [R, S, H]."""
         args, rows = self.args, inputs.rows
         state.captured = rows
-        embedded = self._embedding[inputs.ids]
+        embedded = self.embed(inputs.ids)
         streams = mx.broadcast_to(embedded[:, None, :], (rows, args.streams, args.hidden))
-        plan = plan_rows(state.base, rows, self._rope)
+        plan = plan_rows(state.base, rows, self.rope)
         n_linear = 0
         for index, layer in enumerate(self.layers):
             if index in args.ple_layers:
@@ -396,6 +397,10 @@ class Model:
             if submit is not None:
                 submit(index, streams)
         return self._final.read(streams)[0]
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Embedding rows [R, H] of ids int32 [R]."""
+        return self._embedding[ids]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Scores [R, V] of hidden rows [R, H]."""
@@ -450,12 +455,19 @@ class Weights:
     def layer(self, args: ModelArgs, index: int, rope: RopeTable) -> DecoderLayer:
         """Build one layer."""
         at = f"{PREFIX}layers.{index}."
-        mixer: GatedDelta | SparseAttention
-        if args.layer_types[index] == LINEAR:
-            mixer = GatedDelta(self._delta(at + "linear_attn."), args.delta, args.eps)
-        else:
-            weights = self._attention(at + "self_attn.")
-            mixer = SparseAttention(weights, args.attention, rope, args.eps)
+        if args.layer_types[index] != LINEAR:
+            return self.attention_layer(args, at, rope)
+        mixer = GatedDelta(self._delta(at + "linear_attn."), args.delta, args.eps)
+        return self._layer_of(mixer, args, at)
+
+    def attention_layer(self, args: ModelArgs, at: str, rope: RopeTable) -> DecoderLayer:
+        """Build a layer that attends, of the trunk or of a draft head."""
+        weights = self._attention(at + "self_attn.")
+        return self._layer_of(SparseAttention(weights, args.attention, rope, args.eps), args, at)
+
+    def _layer_of(
+        self, mixer: GatedDelta | SparseAttention, args: ModelArgs, at: str
+    ) -> DecoderLayer:
         return DecoderLayer(
             self.hyper_connection(at + "attn_hyper_connection.", args),
             mixer,
@@ -519,6 +531,22 @@ def expected_shapes(args: ModelArgs) -> dict[str, tuple[int, ...]]:
             shapes |= _ngram_shapes(at, args)
     named = {PREFIX + name: shape for name, shape in shapes.items()}
     return named if args.tied else named | {"lm_head.weight": (args.vocab_size, args.hidden)}
+
+
+def head_shapes(args: ModelArgs, at: str) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the checkpoint's own draft head, by published name."""
+    square, layer = (args.hidden, args.hidden), at + "layers.0."
+    shapes: dict[str, tuple[int, ...]] = {
+        at + "pre_fc_norm_embedding.weight": (args.hidden,),
+        at + "pre_fc_norm_hidden.weight": (args.stream_width,),
+        at + "fc_embedding.weight": square,
+        at + "fc_hidden.weight": square,
+    }
+    shapes |= _read_shapes(at + "hyper_connection_mixer.", args)
+    for name in ("attn_hyper_connection.", "mlp_hyper_connection."):
+        shapes |= _read_shapes(layer + name, args)
+        shapes[f"{layer}{name}block_inject_weight.weight"] = (args.streams, args.stream_width)
+    return shapes | _attention_shapes(layer, args) | _expert_shapes(layer, args)
 
 
 def _read_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:

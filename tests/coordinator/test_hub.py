@@ -152,6 +152,26 @@ def test_copies_of_earlier_text_are_drafts_like_any_other(mode):
     assert stats["rounds"] < 100
 
 
+@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
+def test_a_target_that_drafts_for_itself_needs_no_drafter(mode):
+    """A head that is loaded and never asked, or a drafter tied to a session beside it."""
+    world = World(mode=mode)
+    target = world.target(notes={"source": "mtp"})
+    drafter = world.drafter()
+    client = world.client()
+    world.settle()
+    client.submit("a", PROMPT, 60)
+    client.submit("b", PROMPT, 20, draft=False)
+    world.finish()
+    stats = stats_of(client, "a")
+    assert client.replies["a"] == plain_reply(PROMPT, 60)[0]
+    assert client.replies["b"] == plain_reply(PROMPT, 20)[0]
+    assert 0 < stats["drafts_accepted"] < stats["drafts_sent"]
+    assert stats_of(client, "b")["drafts_sent"] == 0
+    assert drafter.attached == []
+    assert [(o.taps, o.ticket) for o in target.opens] == [(True, ""), (False, "")]
+
+
 def test_without_copies_configured_nothing_is_copied():
     """Copies are asked for, or do not happen."""
     world = World(copies=False)

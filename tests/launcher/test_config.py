@@ -136,3 +136,10 @@ def test_tables_are_the_toml_file_again():
         f"{table}.{key}": value for table, rows in tables.items() for key, value in rows.items()
     }
     assert as_tables(load(None, flags, {}).config) == tables
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", "on"), ("false", "off"), ('"auto"', "auto")])
+def test_a_switch_is_also_thrown_by_true_and_false(tmp_path, text, value):
+    """`copies = true` is what everyone writes first."""
+    made = load(written(tmp_path, f"[policy]\ncopies = {text}\n"), {}, {})
+    assert made.config.policy.copies == value

@@ -190,9 +190,19 @@ class ScriptedTarget(ScriptedWorker):
     role = "target"
 
     def __init__(
-        self, shell, name, *, endpoint, ladder_ms=(), verify_s=0.01, rule=next_id, **changes
+        self,
+        shell,
+        name,
+        *,
+        endpoint,
+        ladder_ms=(),
+        verify_s=0.01,
+        rule=next_id,
+        notes=None,
+        **changes,
     ):
         super().__init__(shell, name, **changes)
+        self.notes = notes or {}
         self.rule = rule
         self.endpoint, self.ladder_ms, self.verify_s = endpoint, ladder_ms, verify_s
         self.verdicts = []  # (rows asked for, rows run, accepted)
@@ -200,7 +210,7 @@ class ScriptedTarget(ScriptedWorker):
         self.opens = []
 
     def ready(self):
-        return Ready(self.capacity, tuple(self.ladder_ms), self.endpoint)
+        return Ready(self.capacity, tuple(self.ladder_ms), self.endpoint, notes=self.notes)
 
     def take(self, peer, message, now):
         match message:
@@ -208,6 +218,8 @@ class ScriptedTarget(ScriptedWorker):
                 self.do(now, 0.0, lambda then: self._open(message, then))
             case Verify():
                 self._verify(message, now)
+            case Draft():
+                self._draft(message)
             case Block():
                 self._block(peer, message, now)
             case Link():
@@ -289,6 +301,19 @@ class ScriptedTarget(ScriptedWorker):
         features = Features(held.open.session, held.open.epoch, first_pos, rows)
         if not self.shell.send(held.link, features):
             held.link = None
+
+    def _draft(self, message):
+        """Draft by the rule, as a head of its own would; every third block ends in a wrong id."""
+        held = self.sessions[message.key.session]
+        ids = [*held.ids, held.anchor]
+        for _ in range(message.n_drafts):
+            ids.append(self.rule(ids))
+        drafts = ids[len(held.ids) + 1 :]
+        if message.key.round_index % 3 == 0:
+            drafts[-1] += 1
+        confidences = (0.9,) * len(drafts)
+        held.block = Block(message.key, tuple(drafts), confidences)
+        self.say(Drafted(message.key, confidences, 0.5))
 
     def _verify(self, message, now):
         key = message.key

@@ -18,7 +18,7 @@ class World:
     Args:
         seed: of the mesh.
         mode: of the policy.
-        copies: whether it also copies from earlier text.
+        copies: whether targets say that earlier text may be copied.
         config: changes to the coordinator's configuration.
     """
 
@@ -28,8 +28,9 @@ class World:
         self._starts = itertools.count()
         words = itertools.count()
         self.hub = Coordinator(
-            CoordinatorConfig(**config), PolicyConfig(mode, copies), lambda: f"word-{next(words)}"
+            CoordinatorConfig(**config), PolicyConfig(mode), lambda: f"word-{next(words)}"
         )
+        self._notes = {"copies": copies}
         self.mesh.add(
             "coordinator",
             on_message=lambda peer, message, now: self._send(self.hub.handle(peer, message, now)),
@@ -49,7 +50,8 @@ class World:
         """Start a target."""
         endpoint = f"data-{name}-{next(self._starts)}"
         shell = MeshShell(self.mesh, name, data_endpoint=endpoint)
-        changes = {"ladder_ms": LADDER_MS, **changes}
+        notes = {**self._notes, **changes.pop("notes", {})}
+        changes = {"ladder_ms": LADDER_MS, "notes": notes, **changes}
         target = ScriptedTarget(shell, name, endpoint=endpoint, **changes)
         target.start(self.mesh.now)
         self.targets.setdefault(name, []).append(target)

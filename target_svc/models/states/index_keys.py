@@ -46,6 +46,11 @@ class PooledKeys:
         self.raw.let_go()
         self._pooled.let_go()
 
+    def cut(self, length: int) -> None:
+        """Forget committed rows from `length` on, and the pooled keys of blocks they completed."""
+        self.raw.cut(length)
+        self._pooled.cut(length // self._ratio)
+
     def check(self, rows: int, keep: int) -> None:
         """See `Rollable`."""
         self.raw.check(rows, keep)

@@ -112,6 +112,10 @@ class GrowingRows:
         self.length += keep
         self.captured = 0
 
+    def cut(self, length: int) -> None:
+        """Forget committed rows from `length` on."""
+        self.length = min(self.length, length)
+
     def _with_room(self, length: int) -> mx.array:
         have = self._rows.shape[-2]
         if length <= have:
