@@ -20,7 +20,7 @@ from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
 
 CHAIN: Final = 6  # drafts of one chain, at most
-_MOST_WAITING: Final = 256  # rows kept for the next chain; more are run at once
+_MOST_WAITING: Final = 16  # rows kept for the next chain; a prompt's chunk is run at once
 
 
 @dataclass(frozen=True, slots=True)

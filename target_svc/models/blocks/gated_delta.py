@@ -1,8 +1,9 @@
-"""Gated DeltaNet as matrix products over a chunk of rows, for prefill and verify alike.
+"""Gated DeltaNet, for prefill and verify alike: kernels on a GPU, else matrix products.
 
 Knows one layer's rows and its recurrent state. Does not know how many rows will be kept: it hands
-out, per row, what a later commit needs. With per-row decay a, writing strength b, and
-g = cumulative log decay inside the chunk, the delta rule over n rows is
+out, per row, what a later commit needs. Kernels (`delta_kernel`) run row after row and replay kept
+rows with the next forward. Without them, with per-row decay a, writing strength b, and g =
+cumulative log decay inside a chunk, the delta rule over n rows is
 
     (I + A) U = b (V - e^g K S)     A[i,j] = b_i e^(g_i - g_j) k_i.k_j   for j < i, else 0
     O         = e^g Q S + P U       P[i,j] =     e^(g_i - g_j) q_i.k_j   for j <= i, else 0
@@ -23,6 +24,7 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from target_svc.models.blocks.delta_kernel import DeltaKernels, PackedRows, delta_kernels, fit_sizes
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
 from target_svc.models.blocks.norms import (
     Tiled,
@@ -35,7 +37,7 @@ from target_svc.models.blocks.norms import (
 from target_svc.models.states.recurrent import DeltaChunk, RecurrentRows
 from target_svc.models.states.rows import RowWindow
 
-CHUNK: Final = 64  # rows solved by one triangular inverse
+CHUNK: Final = 64  # rows solved by one triangular inverse; longer forwards keep all rows or none
 _UNIT_EPS: Final = 1e-6  # inside the sum of squares of q and k
 
 
@@ -82,17 +84,28 @@ class GatedDelta:
     def __init__(self, weights: DeltaWeights, shape: DeltaShape, eps: float) -> None:
         self._shape = shape
         dtype = weights.qkv.dtype
-        self._into = mx.contiguous(mx.concatenate([weights.qkv, weights.z]).T)
-        self._gates = mx.concatenate([weights.b, weights.a])
-        self._taps = Tiled(mx.contiguous(weights.conv[:, 0, :].T))
-        self._rate = Tiled(-mx.exp(weights.a_log.astype(mx.float32)), axis=1)
-        self._dt_bias = Tiled(weights.dt_bias.astype(mx.float32), axis=1)
         # q is not scaled by 1/sqrt(Dk); the norm of the output takes that out again, eps included.
         self._floor = eps * shape.key_dim * shape.value_dim
-        self._folds_norm = is_cpu()
+        self._kernels = _kernels_for(shape, self._floor)
+        taps = mx.contiguous(weights.conv[:, 0, :].T)
+        rate = -mx.exp(weights.a_log.astype(mx.float32))
+        dt_bias = weights.dt_bias.astype(mx.float32)
         norm = weights.norm.astype(mx.float32) * math.sqrt(shape.value_dim)
-        norm = mx.tile(norm, shape.value_heads)
         out = weights.out.T * WRITE_GAIN
+        into = [weights.qkv, weights.z]
+        if self._kernels is not None:
+            self._into = mx.contiguous(mx.concatenate([*into, weights.b, weights.a]).T)
+            self._constants = (taps.astype(mx.float32), rate, dt_bias)
+            self._norm = norm
+            self._out = mx.contiguous(out)
+            return
+        self._into = mx.contiguous(mx.concatenate(into).T)
+        self._gates = mx.concatenate([weights.b, weights.a])
+        self._taps = Tiled(taps)
+        self._rate = Tiled(rate, axis=1)
+        self._dt_bias = Tiled(dt_bias, axis=1)
+        self._folds_norm = is_cpu()
+        norm = mx.tile(norm, shape.value_heads)
         self._norm = norm.astype(dtype)
         self._out = mx.contiguous(out * norm[:, None] if self._folds_norm else out)
 
@@ -100,6 +113,8 @@ class GatedDelta:
         self, x: mx.array, window: RowWindow, state: RecurrentRows, layer: int
     ) -> mx.array:
         """Mix x [R, H]; `state` captures the rows under the index `layer` among GDN layers."""
+        if self._kernels is not None:
+            return self._launch(self._kernels, x, window, state, layer)
         mixed, z = mx.split(x @ self._into, [self._shape.channels], axis=-1)
         mixed = silu(self._convolve(window.extend(mixed), x.shape[0]))
         gates = (self._gates @ x.T).astype(mx.float32)
@@ -108,6 +123,29 @@ class GatedDelta:
             out = out.astype(x.dtype) * self._norm
         out = gated(out, z) if self._shape.gate == "sigmoid" else out * silu(z)
         return out @ self._out
+
+    def _launch(
+        self,
+        kernels: DeltaKernels,
+        x: mx.array,
+        window: RowWindow,
+        state: RecurrentRows,
+        layer: int,
+    ) -> mx.array:
+        """The same by kernels; rows kept of the forward before are replayed on the way."""
+        rows = x.shape[0]
+        projected = x @ self._into
+        padded = window.extend(projected[:, : self._shape.channels])
+        fresh = PackedRows(kernels.prepare(padded, projected, self._constants), kernels)
+        before, old, keep = state.replay_from(layer)
+        old_rows = old.packed if isinstance(old, PackedRows) else fresh.packed
+        settles = rows > CHUNK
+        out, after = kernels.run(fresh.packed, old_rows, keep, before, settles=settles)
+        if settles:
+            state.capture_settled(layer, after, rows)
+        else:
+            state.capture_replayable(layer, after, fresh)
+        return kernels.finish(out, projected, self._norm) @ self._out
 
     def _convolve(self, padded: mx.array, rows: int) -> mx.array:
         """Depthwise causal convolution of [K - 1 + R, C]; the last tap is the current row."""
@@ -173,6 +211,18 @@ class GatedDelta:
         """What q and k read from the state before the rows, [Hk, G, 2 R, Dv]."""
         faded = mx.exp(mx.concatenate([decay, decay], axis=-1))
         return (qk @ current) * faded[..., None]
+
+
+def _kernels_for(shape: DeltaShape, floor: float) -> DeltaKernels | None:
+    sizes = fit_sizes(
+        (shape.key_heads, shape.groups),
+        (shape.key_dim, shape.value_dim),
+        shape.kernel,
+        is_silu=shape.gate == "silu",
+        floor=floor,
+        unit_eps=_UNIT_EPS,
+    )
+    return delta_kernels(sizes)
 
 
 def _solve(weights: mx.array, wanted: mx.array) -> mx.array:
