@@ -100,6 +100,7 @@ def notes_of(engine: Engine) -> dict[str, Scalar]:
         "prebuild": _prebuild_of(engine.plan),
         "source": engine.card.armed.source,
         "copies": engine.card.armed.copies,
+        **({"drafting off": engine.card.refusal} if engine.card.refusal else {}),
     }
 
 

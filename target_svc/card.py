@@ -16,6 +16,7 @@ class EngineCard:
     wire: messages.ModelCard
     eos_ids: tuple[int, ...]
     armed: Armed = NOBODY  # who drafts
+    refusal: str = ""  # why nobody may: the state that cannot be rolled back
 
     @property
     def vocab_size(self) -> int:

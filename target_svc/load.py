@@ -3,6 +3,7 @@
 Owns which file gives what, and the target's fingerprints. Does not know sessions' rounds.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from common.sources import AUTO, DRAFTER, MTP, Armed, Present, arm
 from common.wire.messages import ModelCard
 from target_svc.build import BuildPlan
 from target_svc.card import EngineCard
+from target_svc.contract import refusal_of
 from target_svc.engine import Engine
-from target_svc.models import glm5_next, qwen4_exp, qwen4_mtp
+from target_svc.models import glm5_next, llama, qwen3, qwen3_5, qwen4_exp, qwen4_mtp
 from target_svc.models.blocks.norms import is_cpu
 from target_svc.models.family import Model
 from target_svc.mtp import CHAIN, HeadTaps
@@ -25,12 +27,21 @@ from target_svc.taps import TapHashes, Taps, load_taps
 from target_svc.text import load_tokenizer
 from target_svc.verify import VerifyPlan
 
+logger = logging.getLogger(__name__)
+
 #: Published model_type -> the loader of its family.
 FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
     "qwen4_exp": qwen4_exp.load,
     "qwen4_exp_text": qwen4_exp.load,
     "glm5_next": glm5_next.load,
     "glm5_next_text": glm5_next.load,
+    "qwen3": qwen3.load,
+    "qwen3_moe": qwen3.load,
+    "llama": llama.load,
+    "qwen3_5": qwen3_5.load,
+    "qwen3_5_text": qwen3_5.load,
+    "qwen3_5_moe": qwen3_5.load,
+    "qwen3_5_moe_text": qwen3_5.load,
 }
 #: How forwards are built where nobody says, by measurement. On two CPU cores a graph built ahead
 #: saves a verify 1.5 ms, and costs as much while drafter and coordinator want the core: no round is
@@ -95,19 +106,32 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
             "belongs to this model"
         )
     own_head = isinstance(model, qwen4_exp.Model) and qwen4_mtp.has_head(target)
-    armed = arm(options.source, options.copies, Present(drafter is not None, own_head))
+    max_rows = options.verify_width or options.max_rows
+    refusal = _refusal(model, max_rows, options)
+    armed = arm(options.source, options.copies, Present(drafter is not None, own_head, refusal))
     taps, hashes = _taps_of(armed, target, drafter, model)
     context_len = min(options.max_context or model.facts.context_len, model.facts.context_len)
     wire = _card(target, model_type, model, context_len, taps, hashes)
     return Engine(
         model,
         tokenizer,
-        EngineCard(wire, model.facts.eos_ids, armed),
+        EngineCard(wire, model.facts.eos_ids, armed, refusal),
         taps,
         verify_plan(options),
         prefill_chunk=options.prefill_chunk,
-        max_rows=options.verify_width or options.max_rows,
+        max_rows=1 if refusal else max_rows,
     )
+
+
+def _refusal(model: Model, max_rows: int, options: EngineOptions) -> str:
+    """Why nobody may draft for this model; "" where rejected rows can be taken back."""
+    refusal = refusal_of(model, max_rows)
+    if not refusal:
+        return ""
+    if options.verify_width is not None:  # plain rounds too would have padding to take back
+        raise ConfigError(f"target.verify_width: {options.verify_width}, but {refusal}")
+    logger.warning("drafting is off: %s", refusal)
+    return refusal
 
 
 def _taps_of(

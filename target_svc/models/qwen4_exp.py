@@ -17,6 +17,7 @@ from common.checkpoint.index import TensorSpan, index_tensors, read_config
 from common.checkpoint.network import centre_norms, read_network
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
+from target_svc.models.blocks.attention import RowPlan, plan_rows
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
 from target_svc.models.blocks.hyper_connection import HyperConnection, write
 from target_svc.models.blocks.moe import Experts, ExpertWeights
@@ -32,9 +33,7 @@ from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.blocks.sparse_attention import (
     AttentionShape,
     AttentionWeights,
-    RowPlan,
     SparseAttention,
-    plan_rows,
 )
 from target_svc.models.family import (
     CONTRACTIONS,

@@ -15,9 +15,9 @@ import mlx.core as mx
 from common.checkpoint.index import read_config
 from common.checkpoint.network import read_network
 from common.checkpoint.weights import require_exactly
+from target_svc.models.blocks.attention import plan_rows
 from target_svc.models.blocks.hyper_connection import write
 from target_svc.models.blocks.norms import RmsNorm
-from target_svc.models.blocks.sparse_attention import plan_rows
 from target_svc.models.family import arrays_in
 from target_svc.models.qwen4_exp import Model, Weights, head_shapes
 from target_svc.models.state import Rollable, SequenceState

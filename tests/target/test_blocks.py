@@ -4,10 +4,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from target_svc.models.blocks.attention import causal_mask
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
 from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.norms import gated, silu
-from target_svc.models.blocks.sparse_attention import causal_mask, keep_best
+from target_svc.models.blocks.sparse_attention import keep_best
 from target_svc.models.states.recurrent import RecurrentRows
 from target_svc.models.states.rows import RowWindow
 

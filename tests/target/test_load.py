@@ -154,9 +154,9 @@ def test_a_target_without_a_table_runs(tmp_path):
 
 def test_another_model_type_is_refused_with_the_known_ones(folder):
     """Weights of one family read by another."""
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelMismatch, match=r"'llama'; implemented are \['qwen4_exp'"):
+    with pytest.raises(ModelMismatch, match=r"'mamba'; implemented are \['qwen4_exp'"):
         load_engine(folder, None, EngineOptions())
 
 

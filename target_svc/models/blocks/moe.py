@@ -1,4 +1,4 @@
-"""Mixture of experts with a shared, gated expert.
+"""Mixture of experts, with or without a shared, gated expert.
 
 Knows rows [R, H]. Does not know batches or devices' memory. The shared expert is one more expert
 (or several, where it is wider) that every row chooses, weighted by its own gate. Two ways of the
@@ -21,14 +21,14 @@ _SORT_FROM: Final = 64  # chosen pairs from which sorting by expert pays
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Weights of one layer, in the published orientation."""
+    """Weights of one layer, in the published orientation; without a shared expert None."""
 
     router: mx.array  # [E, H]
     gate_up: mx.array  # [E, 2 I, H], gate rows first
     down: mx.array  # [E, H, I]
-    shared_gate_up: mx.array  # [2 J, H]
-    shared_down: mx.array  # [H, J]
-    shared_switch: mx.array  # [1, H]
+    shared_gate_up: mx.array | None = None  # [2 J, H]
+    shared_down: mx.array | None = None  # [H, J]
+    shared_switch: mx.array | None = None  # [1, H]
 
 
 class Experts:
@@ -38,33 +38,42 @@ class Experts:
         weights: see `ExpertWeights`; J is a multiple of I.
         n_chosen: routed experts per token.
         normalize: whether the chosen probabilities are scaled to sum 1.
+        gain: what the result is times, for writers that want it so.
 
     Raises:
         ModelMismatch: the shared expert's width is no multiple of the others'.
     """
 
-    def __init__(self, weights: ExpertWeights, n_chosen: int, *, normalize: bool) -> None:
+    def __init__(
+        self,
+        weights: ExpertWeights,
+        n_chosen: int,
+        *,
+        normalize: bool,
+        gain: float = WRITE_GAIN,
+    ) -> None:
         self._n_experts, self._inner = weights.down.shape[0], weights.down.shape[2]
         self._n_chosen = n_chosen
         self._normalize = normalize
-        shared = weights.shared_down.shape[1]
+        shared = 0 if weights.shared_down is None else weights.shared_down.shape[1]
         if shared % self._inner:
             raise ModelMismatch(
                 f"shared expert is {shared} wide; a multiple of the experts' {self._inner} is right"
             )
         self._n_shared = shared // self._inner
         gate_up, down = _with_shared(weights, self._inner)
-        router = mx.concatenate([weights.router, *[weights.shared_switch] * self._n_shared])
+        switches = [] if weights.shared_switch is None else [weights.shared_switch]
+        router = mx.concatenate([weights.router, *switches * self._n_shared])
         self._router = mx.contiguous(router.T)
         self._gate_up = mx.contiguous(gate_up.swapaxes(1, 2))
-        self._down = mx.contiguous(down.swapaxes(1, 2)) * WRITE_GAIN
+        self._down = mx.contiguous(down.swapaxes(1, 2)) * gain
         total = self._n_experts + self._n_shared
         self._shared_ids = Tiled(mx.arange(self._n_experts, total).astype(mx.uint32))
         self._no_weights = Tiled(mx.zeros((self._n_experts,)))
         self._dense = self._make_dense(gate_up) if total * self._inner <= _DENSE_LIMIT else None
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Apply to x [R, H]; the result [R, H] is times `WRITE_GAIN`."""
+        """Apply to x [R, H]; the result [R, H] is times `gain`."""
         # One by one costs by chosen pairs, all at once by experts; equal at 3 pairs to 4 experts.
         if self._dense is not None and 4 * x.shape[0] * self._n_chosen > 3 * self._n_experts:
             return self._all_at_once(x, self._dense)
@@ -84,9 +93,11 @@ class Experts:
         rows = x.shape[0]
         logits, switch = mx.split(x @ self._router, [self._n_experts], axis=-1)
         ids, weights = self._choose(logits)
-        shared = mx.broadcast_to(self._shared_ids.rows(rows), (rows, self._n_shared))
-        ids = mx.concatenate([ids, shared], axis=-1)
-        weights = mx.concatenate([weights.astype(x.dtype), mx.sigmoid(switch)], axis=-1)
+        weights = weights.astype(x.dtype)
+        if self._n_shared:
+            shared = mx.broadcast_to(self._shared_ids.rows(rows), (rows, self._n_shared))
+            ids = mx.concatenate([ids, shared], axis=-1)
+            weights = mx.concatenate([weights, mx.sigmoid(switch)], axis=-1)
         outs = self._gathered(x, ids)
         return (weights[:, None, :] @ outs).squeeze(1)
 
@@ -124,13 +135,17 @@ class Experts:
         ids, chosen = self._choose(logits)
         zeros = mx.broadcast_to(self._no_weights.rows(rows), (rows, self._n_experts))
         weights = mx.put_along_axis(zeros, ids, chosen, axis=-1)
-        weights = mx.concatenate([weights, mx.sigmoid(switch)], axis=-1)[..., None]
-        hidden = (silu(gate) * up).reshape(rows, -1, self._inner) * weights.astype(x.dtype)
+        if self._n_shared:
+            weights = mx.concatenate([weights, mx.sigmoid(switch)], axis=-1)
+        hidden = (silu(gate) * up).reshape(rows, -1, self._inner)
+        hidden = hidden * weights[..., None].astype(x.dtype)
         return hidden.reshape(rows, width) @ out
 
 
 def _with_shared(weights: ExpertWeights, inner: int) -> tuple[mx.array, mx.array]:
-    """Routed experts, then the shared one cut into experts of their width."""
+    """Routed experts, then the shared one, if there is one, cut into experts of their width."""
+    if weights.shared_gate_up is None or weights.shared_down is None:
+        return weights.gate_up, weights.down
     gate, up = mx.split(weights.shared_gate_up, 2)
     hidden = gate.shape[1]
     both = mx.concatenate([gate.reshape(-1, inner, hidden), up.reshape(-1, inner, hidden)], axis=1)

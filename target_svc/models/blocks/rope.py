@@ -1,13 +1,53 @@
 """Rotary positions: split-half pairing on the first dimensions of a head.
 
-Owns the table of cosines and sines. Does not know heads' meaning. Text only: three equal axes of
-multi-axis rope are plain rope. Angles are float32 products, as the reference computes them.
+Owns the frequencies and the table of cosines and sines. Does not know heads' meaning. Text only:
+three equal axes of multi-axis rope are plain rope. Angles are float32 products, as the reference
+computes them.
 """
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 
+from common.errors import ModelMismatch
+
 _STEP = 1024  # positions added to the table at a time
+ROPE_TYPES: Final = ("default", "linear", "llama3")
+
+
+def frequencies(parameters: Mapping[str, Any], rotary: int) -> np.ndarray:
+    """Angles per position, float32 [rotary / 2].
+
+    Args:
+        parameters: "rope_theta", "rope_type" (one of `ROPE_TYPES`; absent is "default"), and what
+            that type needs. "linear" divides all frequencies by "factor"; "llama3" divides those
+            of long waves, keeps those of short ones, and goes from one to the other in between.
+        rotary: how many dimensions turn, even.
+
+    Raises:
+        ModelMismatch: another type.
+        KeyError: a field of the type is missing.
+    """
+    kind = parameters.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise ModelMismatch(f"rope_type {kind!r}; implemented are {list(ROPE_TYPES)}")
+    exponents = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
+    plain = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
+    if kind == "default":
+        return plain
+    divided = plain / np.float32(parameters["factor"])
+    return divided if kind == "linear" else _between(plain, divided, parameters)
+
+
+def _between(plain: np.ndarray, divided: np.ndarray, parameters: Mapping[str, Any]) -> np.ndarray:
+    """The frequencies of Llama 3.1: by how many waves fit into the first context."""
+    waves = parameters["original_max_position_embeddings"] * plain / np.float32(2 * math.pi)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    share = np.clip((waves - low) / (high - low), 0.0, 1.0).astype(np.float32)
+    return (1 - share) * divided + share * plain
 
 
 class RopeTable:
@@ -17,11 +57,19 @@ class RopeTable:
         theta: base of the frequencies.
         rotary: how many leading dimensions turn, even.
         width: dimensions of the widest head that uses the table; the rest passes unchanged.
+        turning: of `frequencies`, where they are not those of `theta` alone.
     """
 
-    def __init__(self, theta: float, rotary: int, width: int, dtype: mx.Dtype) -> None:
-        exponents = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
-        self._frequencies = (1.0 / np.float32(theta) ** exponents).astype(np.float32)
+    def __init__(
+        self,
+        theta: float,
+        rotary: int,
+        width: int,
+        dtype: mx.Dtype,
+        turning: np.ndarray | None = None,
+    ) -> None:
+        plain = {"rope_theta": theta}
+        self._frequencies = frequencies(plain, rotary) if turning is None else turning
         self._rotary = rotary
         self._width = width
         self._dtype = dtype

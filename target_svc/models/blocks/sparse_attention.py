@@ -8,19 +8,16 @@ rows 0..i only.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import mlx.core as mx
 import numpy as np
 
+from target_svc.models.blocks.attention import RowPlan, attend, attend_fused, is_bounded
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
-from target_svc.models.blocks.norms import INVERSE_E, RmsNorm, constant, gated, is_cpu
+from target_svc.models.blocks.norms import RmsNorm, gated, is_cpu
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.states.index_keys import PooledKeys
 from target_svc.models.states.rows import GrowingRows
-
-_HOST_MASK_ROWS: Final = 32
-_SAFE_EXPONENT: Final = 60.0  # e^60 times any row count stays finite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +48,6 @@ class AttentionWeights:
     index_k_norm: mx.array  # [d]
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """What all attention layers of one forward share."""
-
-    base: int  # absolute position of row 0
-    rows: int  # R
-    cos: mx.array  # [R, 1, D]
-    sin: mx.array  # [R, 1, D]
-    causal: mx.array | None  # additive float32 [R, base + R]; None where nothing is hidden
-
-    @property
-    def end(self) -> int:
-        """Rows visible to the last row."""
-        return self.base + self.rows
-
-
-def plan_rows(base: int, rows: int, rope: RopeTable) -> RowPlan:
-    """Plan a forward of `rows` rows after `base` committed ones."""
-    cos, sin = rope.rows(base, base + rows)
-    causal = causal_mask(base, rows) if rows > 1 else None
-    return RowPlan(base, rows, cos, sin, causal)
-
-
-def causal_mask(base: int, rows: int) -> mx.array:
-    """Additive [R, base + R]: row i sees columns 0..base + i.
-
-    Few rows are made by the host at once; many are left to the device, and to whether they are
-    read at all: 512 rows after 16,000 are 32 MiB, 49 ms of the host's time.
-    """
-    if is_cpu() and rows <= _HOST_MASK_ROWS:
-        hidden = np.zeros((rows, base + rows), np.float32)
-        hidden[:, base:] = np.triu(np.full((rows, rows), -np.inf, np.float32), 1)
-        return mx.array(hidden)
-    is_ahead = mx.arange(base + rows)[None, :] > mx.arange(base, base + rows)[:, None]
-    return mx.where(is_ahead, -mx.inf, 0.0)
-
-
 class SparseAttention:
     """One layer."""
 
@@ -113,8 +73,7 @@ class SparseAttention:
         index_factor = (1.0 + weights.index_q_norm).astype(mx.float32)
         self._index_q_norm = RmsNorm(mx.stack([index_factor] * shape.index_heads), eps)
         self._index_k_norm = RmsNorm((1.0 + weights.index_k_norm).astype(mx.float32), eps)
-        largest = shape.head_dim * mx.max(mx.abs(q_factor)) * mx.max(mx.abs(k_factor))
-        self._needs_max = bool(largest > _SAFE_EXPONENT)  # by Cauchy-Schwarz on normed heads
+        self._needs_max = not is_bounded(q_factor, k_factor)
 
     def __call__(
         self, x: mx.array, plan: RowPlan, keys: GrowingRows, values: GrowingRows, index: PooledKeys
@@ -140,41 +99,14 @@ class SparseAttention:
         hidden = plan.causal
         if plan.end // shape.ratio > shape.kept_blocks:
             hidden = self._hide_dropped(index_qk[:, :split], raw, plan, index)
+        q = qk[: shape.heads]
         if is_cpu():
-            mixed = self._attend(qk[: shape.heads], all_keys, all_values, hidden)
+            mixed = attend(q, all_keys, all_values, hidden, needs_max=self._needs_max)
         else:
             mask = "causal" if hidden is plan.causal and rows > 1 else hidden
-            mixed = self._attend_fused(qk[: shape.heads], all_keys, all_values, mask)
+            mixed = attend_fused(q, all_keys, all_values, mask, self._scale)
         mixed = mixed.swapaxes(0, 1).reshape(rows, -1)
         return gated(mixed, gate) @ self._out
-
-    # ------------------------------------------------------------------ attention
-
-    def _attend(
-        self, q: mx.array, keys: mx.array, values: mx.array, hidden: mx.array | None
-    ) -> mx.array:
-        """Attend q [heads, R, D] over n rows; `hidden` is additive [R, n]; out [heads, R, D]."""
-        shape = self._shape
-        grouped = q.reshape(shape.kv_heads, -1, shape.head_dim)
-        negated = grouped @ keys.swapaxes(1, 2)
-        if hidden is not None:
-            groups = shape.heads // shape.kv_heads
-            negated = negated - mx.concatenate([hidden] * groups)
-        if self._needs_max:
-            negated = negated - mx.min(negated, axis=-1, keepdims=True)
-        weights = mx.power(constant(INVERSE_E, negated), negated)
-        mixed = (weights @ values) / mx.sum(weights, axis=-1, keepdims=True)
-        return mixed.reshape(q.shape)
-
-    def _attend_fused(
-        self, q: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
-    ) -> mx.array:
-        """The same through MLX's own kernel; "causal" beats a mask array there."""
-        if isinstance(mask, mx.array):
-            mask = mask.astype(q.dtype)
-        return mx.fast.scaled_dot_product_attention(
-            q[None], keys[None], values[None], scale=self._scale, mask=mask
-        )[0]
 
     # ------------------------------------------------------------------ the indexer
 

@@ -1,0 +1,295 @@
+"""qwen3_5 and qwen3_5_moe: Gated DeltaNet with gated attention between, and an MLP or experts.
+
+Knows the published config and weight names. Does not know sessions, acceptance or drafters. Text
+only: vision and MTP tensors are dropped by name, and three equal axes of positions are plain rope.
+Norms are stored around zero, those after DeltaNet as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from common.checkpoint.index import read_config
+from common.checkpoint.network import centre_norms, index_published, read_network
+from common.checkpoint.weights import require_exactly
+from common.errors import ModelMismatch
+from target_svc.models import config as fields
+from target_svc.models.blocks.attention import Attention, HeadShape
+from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
+from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.mlp import Mlp
+from target_svc.models.blocks.moe import Experts, ExpertWeights
+from target_svc.models.blocks.norms import RmsNorm
+from target_svc.models.blocks.rope import RopeTable, frequencies
+from target_svc.models.family import arrays_in
+from target_svc.models.residual import (
+    DeltaMixer,
+    DenseMixer,
+    ResidualLayer,
+    ResidualModel,
+    Weights,
+    around_shapes,
+    end_shapes,
+    expert_shapes,
+    facts_of,
+    head_shapes,
+    mlp_shapes,
+)
+
+PREFIXES: Final = ("model.language_model.", "model.")  # with and without a vision part beside it
+DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
+HEAD: Final = "lm_head.weight"
+LINEAR: Final = "linear_attention"
+ATTENTION: Final = "full_attention"
+#: Norms used as 1 + w.
+_CENTRED: Final = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "model.norm.weight",
+)
+_ONLY: Final[tuple[fields.Only, ...]] = (
+    fields.SILU,
+    ("attention_bias", False, False),
+    ("attn_output_gate", True, True),
+    ("output_gate_type", "silu", "silu"),
+    ("norm_topk_prob", True, True),
+)
+#: Names in the order of `DeltaWeights`.
+_DELTA: Final = (
+    "in_proj_qkv.weight",
+    "in_proj_z.weight",
+    "in_proj_b.weight",
+    "in_proj_a.weight",
+    "conv1d.weight",
+    "A_log",
+    "dt_bias",
+    "norm.weight",
+    "out_proj.weight",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertArgs:
+    """Experts of every layer."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArgs:
+    """The fields of `text_config` that shape the network."""
+
+    vocab_size: int
+    hidden: int
+    layer_types: tuple[str, ...]
+    heads: HeadShape
+    delta: DeltaShape
+    turning: np.ndarray  # rope frequencies
+    rope_theta: float
+    mlp_width: int  # 0 with experts
+    experts: ExpertArgs | None
+    eps: float
+    tied: bool
+    context_len: int
+    eos_ids: tuple[int, ...]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelArgs":
+        """Read a published config.json; the text fields stand in `text_config` or at the root.
+
+        Raises:
+            ModelMismatch: a field is missing or has a value that is not implemented.
+        """
+        text = config.get("text_config") or config
+        with fields.reading(str(config.get("model_type", "qwen3_5"))):
+            fields.refuse_others(text, _ONLY)
+            if text.get("mlp_only_layers"):
+                raise ModelMismatch(
+                    f"mlp_only_layers {text['mlp_only_layers']}; only an empty list is implemented"
+                )
+            return cls._from_text(text, config)
+
+    @classmethod
+    def _from_text(cls, text: Mapping[str, Any], outer: Mapping[str, Any]) -> "ModelArgs":
+        rope = fields.rope_parameters(text, partial_rotary_factor=0.25)
+        experts = _experts(text)
+        head_dim = text["head_dim"]
+        return cls(
+            vocab_size=text["vocab_size"],
+            hidden=text["hidden_size"],
+            layer_types=_layer_types(text),
+            heads=HeadShape(text["num_attention_heads"], text["num_key_value_heads"], head_dim),
+            delta=DeltaShape(
+                key_heads=text["linear_num_key_heads"],
+                value_heads=text["linear_num_value_heads"],
+                key_dim=text["linear_key_head_dim"],
+                value_dim=text["linear_value_head_dim"],
+                kernel=text["linear_conv_kernel_dim"],
+                gate="silu",
+            ),
+            turning=frequencies(rope, int(head_dim * rope["partial_rotary_factor"])),
+            rope_theta=float(rope["rope_theta"]),
+            mlp_width=0 if experts is not None else text["intermediate_size"],
+            experts=experts,
+            eps=text["rms_norm_eps"],
+            tied=fields.is_tied(text, outer),
+            context_len=text["max_position_embeddings"],
+            eos_ids=fields.end_ids(text, outer),
+        )
+
+
+def _experts(text: Mapping[str, Any]) -> ExpertArgs | None:
+    if not text.get("num_experts"):
+        return None
+    return ExpertArgs(
+        text["num_experts"],
+        text["num_experts_per_tok"],
+        text["moe_intermediate_size"],
+        text["shared_expert_intermediate_size"],
+    )
+
+
+def _layer_types(text: Mapping[str, Any]) -> tuple[str, ...]:
+    count, kinds = text["num_hidden_layers"], text.get("layer_types")
+    if kinds is None:
+        every = text.get("full_attention_interval", 4)
+        kinds = [LINEAR if (index + 1) % every else ATTENTION for index in range(count)]
+    unknown = sorted(set(kinds) - {LINEAR, ATTENTION})
+    if unknown or len(kinds) != count:
+        raise ModelMismatch(
+            f"layer_types has {len(kinds)} entries, unknown ones {unknown}; right are {count} of "
+            f"{[LINEAR, ATTENTION]}"
+        )
+    return tuple(kinds)
+
+
+# --------------------------------------------------------------------------- names and shapes
+
+
+def expected_shapes(args: ModelArgs, prefix: str = PREFIXES[0]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the network by published name, experts stacked."""
+    hidden, norm = args.hidden, (args.heads.head_dim,)
+    shapes = end_shapes(prefix, args.vocab_size, hidden, tied=args.tied)
+    for index, kind in enumerate(args.layer_types):
+        at = f"{prefix}layers.{index}."
+        shapes |= around_shapes(at, hidden)
+        if kind == LINEAR:
+            shapes |= _delta_shapes(at + "linear_attn.", args.delta, hidden)
+        else:
+            attn = at + "self_attn."
+            shapes |= head_shapes(attn, args.heads, hidden, packs_gate=True)
+            shapes |= {attn + "q_norm.weight": norm, attn + "k_norm.weight": norm}
+        shapes |= _mlp_shapes(at + "mlp.", args)
+    return shapes
+
+
+def _delta_shapes(at: str, shape: DeltaShape, hidden: int) -> dict[str, tuple[int, ...]]:
+    out = shape.value_heads * shape.value_dim
+    sizes: tuple[tuple[int, ...], ...] = (
+        (shape.channels, hidden),
+        (out, hidden),
+        (shape.value_heads, hidden),
+        (shape.value_heads, hidden),
+        (shape.channels, 1, shape.kernel),
+        (shape.value_heads,),
+        (shape.value_heads,),
+        (shape.value_dim,),
+        (hidden, out),
+    )
+    return {at + name: size for name, size in zip(_DELTA, sizes, strict=True)}
+
+
+def _mlp_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
+    hidden, experts = args.hidden, args.experts
+    if experts is None:
+        return mlp_shapes(at, hidden, args.mlp_width)
+    return {
+        **expert_shapes(at, hidden, experts.count, experts.width),
+        **mlp_shapes(at + "shared_expert.", hidden, experts.shared_width),
+        at + "shared_expert_gate.weight": (1, hidden),
+    }
+
+
+# --------------------------------------------------------------------------- loading
+
+
+def load(folder: Path) -> ResidualModel:
+    """Load a target in the published format, strictly.
+
+    Raises:
+        ConfigError: a file is missing or not JSON.
+        ModelMismatch: config and weights do not fit; the message lists names.
+    """
+    config = read_config(folder)
+    args = ModelArgs.from_config(config)
+    names = index_published(folder)
+    prefix = next((at for at in PREFIXES if f"{at}embed_tokens.weight" in names), PREFIXES[0])
+    dropped = (*DROPPED, HEAD) if args.tied else DROPPED
+    stored = read_network(folder, keep=lambda name: not name.startswith(dropped))
+    what = f"target {config.get('model_type')}"
+    # Pack makers of this family add 1 to the norms.
+    network = centre_norms(stored, _CENTRED, is_baked=stored.is_pack, what=what)
+    require_exactly(network, expected_shapes(args, prefix), what=what)
+    weights = Weights(network)
+    ends = weights.ends(prefix, args.eps, tied=args.tied, centre=1.0)
+    rotary, dtype = 2 * args.turning.size, ends.embedding.dtype
+    rope = RopeTable(args.rope_theta, rotary, args.heads.head_dim, dtype, args.turning)
+    layers = [_layer(weights, args, prefix, index, rope) for index in range(len(args.layer_types))]
+    sizes = (args.vocab_size, args.hidden, len(layers), args.context_len)
+    facts = facts_of(sizes, args.eos_ids, prefix, tied=args.tied)
+    return ResidualModel(facts, ends, layers, rope, args.delta)
+
+
+def _layer(
+    weights: Weights, args: ModelArgs, prefix: str, index: int, rope: RopeTable
+) -> ResidualLayer:
+    at = f"{prefix}layers.{index}."
+    layer = ResidualLayer(
+        RmsNorm(1.0 + weights.take(at + "input_layernorm.weight"), args.eps),
+        _mixer(weights, args, at, index, rope),
+        RmsNorm(1.0 + weights.take(at + "post_attention_layernorm.weight"), args.eps),
+        _mlp(weights, args, at + "mlp."),
+    )
+    mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
+    return layer
+
+
+def _mixer(
+    weights: Weights, args: ModelArgs, at: str, index: int, rope: RopeTable
+) -> DeltaMixer | DenseMixer:
+    if args.layer_types[index] != LINEAR:
+        taken = weights.heads(at + "self_attn.", centre=1.0)
+        return DenseMixer(index, Attention(taken, args.heads, rope, args.eps), args.heads)
+    rule = DeltaWeights(*(weights.take(f"{at}linear_attn.{name}") for name in _DELTA))
+    # The block's result is times `WRITE_GAIN`, for streams; halving is exact.
+    halved = replace(rule, out=rule.out / WRITE_GAIN)
+    delta = GatedDelta(halved, args.delta, args.eps)
+    place = args.layer_types[:index].count(LINEAR)
+    return DeltaMixer(index, place, delta, args.delta)
+
+
+def _mlp(weights: Weights, args: ModelArgs, at: str) -> Mlp | Experts:
+    if args.experts is None:
+        return weights.mlp(at)
+    gate, up, down = (
+        weights.take(f"{at}shared_expert.{name}.weight")
+        for name in ("gate_proj", "up_proj", "down_proj")
+    )
+    taken = ExpertWeights(
+        router=weights.take(at + "gate.weight"),
+        gate_up=weights.take(at + "experts.gate_up_proj"),
+        down=weights.take(at + "experts.down_proj"),
+        shared_gate_up=mx.concatenate([gate, up]),
+        shared_down=down,
+        shared_switch=weights.take(at + "shared_expert_gate.weight"),
+    )
+    return Experts(taken, args.experts.chosen, normalize=True, gain=1.0)
