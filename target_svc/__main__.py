@@ -17,7 +17,7 @@ from common.config import environment  # noqa: E402
 from common.errors import ConfigError, DFlashError  # noqa: E402
 from common.net.startup import Worker, run_worker  # noqa: E402
 from common.settings import PolicyConfig, TargetConfig  # noqa: E402
-from common.sources import AUTO, NONE  # noqa: E402
+from common.sources import AUTO, DRAFTER, NONE  # noqa: E402
 from common.wire.messages import Ready, Scalar  # noqa: E402
 from target_svc.build import DEFERRED, WHOLE  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
@@ -61,9 +61,17 @@ def options_of(
         is_deferred=None if target.ple == "auto" else target.ple == DEFERRED,
         prebuilds=None if target.prebuild == "auto" else target.prebuild != "off",
         overlaps=target.prebuild == "overlap",
-        source=policy.source if policy else AUTO,
+        source=_asked_source(policy, drafter),
         copies=policy.copies if policy else AUTO,
     )
+
+
+def _asked_source(policy: PolicyConfig | None, drafter: Path | None) -> str:
+    """Who was asked to draft; a block kept whole every round is asked for by name."""
+    if policy is None:
+        return AUTO
+    demands = policy.mode == "fixed" and policy.source == AUTO and drafter is not None
+    return DRAFTER if demands else policy.source
 
 
 def serve(worker: Worker) -> int:

@@ -6,13 +6,22 @@ import pytest
 from support.target_cases import arrays_of, feed, fork
 from support.tiny import make_tiny_target
 from support.tiny_glm5_next import make_tiny_glm5_next
+from support.tiny_llama import make_tiny_llama
+from support.tiny_qwen3 import make_tiny_qwen3
+from support.tiny_qwen3_5 import make_tiny_qwen3_5
 
 from target_svc.build import Build, BuildPlan, build_and_submit
 from target_svc.load import FAMILIES
 from target_svc.models.family import run_rows
 from target_svc.rollback import commit
 
-MAKERS = {"qwen4_exp": make_tiny_target, "glm5_next": make_tiny_glm5_next}
+MAKERS = {
+    "qwen4_exp": make_tiny_target,
+    "glm5_next": make_tiny_glm5_next,
+    "qwen3": make_tiny_qwen3,
+    "llama": make_tiny_llama,
+    "qwen3_5": make_tiny_qwen3_5,
+}
 IDS = np.random.default_rng(3).integers(8, 300, 64).tolist()
 BASE = 37
 ARMS = [
