@@ -16,6 +16,7 @@ from rich.table import Table
 from common.config import environment
 from common.launcher.status import Row
 from common.sdk import EndEvent, TokenEvent
+from common.sources import DRAFTER, MTP
 
 ACCEPTED_COLOUR: Final = "green"  # accepted drafts; the target's own tokens stay plain
 STEPS: Final = 4  # a phase is reported at every quarter
@@ -73,10 +74,13 @@ def describe(row: Row) -> str:
 
 def serving_mode(rows: Sequence[Row]) -> str:
     """What clients get now: nothing, plain decode, or drafting."""
-    up = {row.role for row in rows if row.state in ("ready", "busy")}
-    if "target" not in up:
+    up = [row for row in rows if row.state in ("ready", "busy")]
+    sources = {row.notes.get("source", DRAFTER) for row in up if row.role == "target"}
+    if not sources:
         return ""
-    return "serving, drafting" if "drafter" in up else "serving, plain decode"
+    has_drafter = any(row.role == "drafter" for row in up)
+    drafts = MTP in sources or (DRAFTER in sources and has_drafter)
+    return "serving, drafting" if drafts else "serving, plain decode"
 
 
 def ps_table(snapshot: Mapping[str, Any]) -> Table:
@@ -98,7 +102,7 @@ def ps_table(snapshot: Mapping[str, Any]) -> Table:
             f"{row['sessions']}/{row['capacity']}" if row["capacity"] else "-",
             f"{row['rss_bytes'] / 2**20:.0f} MB" if row["rss_bytes"] else "-",
             _built(row.get("notes", {})),
-            row["last_error"],
+            row["last_error"] or _refused(row.get("notes", {})),
         )
     return table
 
@@ -107,6 +111,11 @@ def _built(notes: Mapping[str, Any]) -> str:
     """How a target builds its forwards, from its notes."""
     ahead = " ahead" if notes.get("prebuild", "off") != "off" else ""
     return f"{notes['build']}{ahead}" if "build" in notes else "-"
+
+
+def _refused(notes: Mapping[str, Any]) -> str:
+    """What a target cannot do although it is ready."""
+    return f"drafting off: {notes['drafting off']}" if "drafting off" in notes else ""
 
 
 def show(table: Table, stream: TextIO | None = None) -> None:

@@ -119,6 +119,28 @@ def test_ps_shows_how_a_target_builds_its_forwards():
     assert list(built.cells) == ["pipelined/4 deferred ahead", "-"]
 
 
+@pytest.mark.parametrize(
+    ("source", "has_drafter", "mode"),
+    [
+        ("drafter", True, "serving, drafting"),
+        ("drafter", False, "serving, plain decode"),
+        ("mtp", False, "serving, drafting"),
+        ("none", True, "serving, plain decode"),
+    ],
+)
+def test_drafting_is_said_only_where_the_target_is_armed(source, has_drafter, mode):
+    """A drafter that is up, and a target that will never ask it."""
+    rows = [row(state="ready", notes={"source": source})]
+    assert serving_mode([*rows, *[row("drafter.1", "ready")] * has_drafter]) == mode
+
+
+def test_ps_says_why_nobody_drafts():
+    """A state that cannot be rolled back, known to the log alone."""
+    notes = {"drafting off": "state '0.keys' cannot be rolled back"}
+    table = ps_table({"processes": [row(state="ready", notes=notes).as_json()]})
+    assert list(table.columns[-1].cells) == ["drafting off: state '0.keys' cannot be rolled back"]
+
+
 def test_histogram_reads_as_rounds_by_rows():
     """Both forms that a reply may use."""
     assert histogram({"1": 3, "5": 10, "8": 0}) == "1:3 5:10"
