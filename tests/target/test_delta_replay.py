@@ -1,7 +1,7 @@
 """A GPU's way through Gated DeltaNet, on kernels spelled in NumPy: packing, replay, roll-back.
 
 Here the kept rows of a round wait for the next forward, which replays them; the states hold them
-only then. What the kernels themselves compute is tested on a device (`tests/device`).
+only then. What the kernels compute is tested in `test_delta_source` and on devices (`tests/device`).
 """
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from support.tiny import make_tiny_target
 
 from target_svc.models.blocks import gated_delta
 from target_svc.models.blocks.delta_kernel import fit_sizes
+from target_svc.models.blocks.delta_library import LibraryDelta
 from target_svc.models.blocks.delta_source import kernel_source
 from target_svc.models.family import run_rows
 from target_svc.models.qwen4_exp import load
@@ -55,6 +56,21 @@ def test_kernels_and_matrix_form_give_the_same_scores(plain, launched, parts):
         close(feed(plain, states[0], ids), feed(launched, states[1], ids))
         start += part
     close(states[0].pieces["recurrent"].states, states[1].pieces["recurrent"].states)
+
+
+def test_mlx_own_update_gives_the_same_scores_over_rounds(plain, folder, monkeypatch):
+    """Where a device refuses the kernels, accepted rows must be replayed all the same."""
+    monkeypatch.setattr(gated_delta, "delta_kernels", LibraryDelta)
+    model = load(folder)
+    states = plain.new_state(), model.new_state()
+    start = 0
+    for part, keep in ((70, 70), (8, 3), (16, 16), (1, 1), (5, 2), (4, 4)):
+        scores = []
+        for one, state in zip((plain, model), states, strict=True):
+            scores.append(np.array(run_rows(one, IDS[start : start + part], state)))
+            commit(state, keep)
+        close(*scores)
+        start += keep
 
 
 @pytest.mark.parametrize("keep", range(1, 17))

@@ -25,6 +25,7 @@ import mlx.core as mx
 import numpy as np
 
 from target_svc.models.blocks.delta_kernel import DeltaKernels, PackedRows, delta_kernels, fit_sizes
+from target_svc.models.blocks.delta_library import LibraryDelta
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
 from target_svc.models.blocks.norms import (
     Tiled,
@@ -126,7 +127,7 @@ class GatedDelta:
 
     def _launch(
         self,
-        kernels: DeltaKernels,
+        kernels: DeltaKernels | LibraryDelta,
         x: mx.array,
         window: RowWindow,
         state: RecurrentRows,
@@ -213,7 +214,7 @@ class GatedDelta:
         return (qk @ current) * faded[..., None]
 
 
-def _kernels_for(shape: DeltaShape, floor: float) -> DeltaKernels | None:
+def _kernels_for(shape: DeltaShape, floor: float) -> DeltaKernels | LibraryDelta | None:
     sizes = fit_sizes(
         (shape.key_heads, shape.groups),
         (shape.key_dim, shape.value_dim),
