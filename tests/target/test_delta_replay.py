@@ -1,7 +1,7 @@
 """A GPU's way through Gated DeltaNet, on kernels spelled in NumPy: packing, replay, roll-back.
 
 Here the kept rows of a round wait for the next forward, which replays them; the states hold them
-only then. What the kernels compute is tested in `test_delta_source` and on devices (`tests/device`).
+only then. What kernels compute is tested in `test_delta_source` and on devices (`tests/device`).
 """
 
 import mlx.core as mx
