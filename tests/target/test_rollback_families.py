@@ -23,6 +23,10 @@ ROWS = 16  # an anchor and 15 drafts
 BASES = (3, 4, 5, 15, 16, 17)
 LENGTH = 150
 FOLLOWING = 3  # rows that are scored after a roll back
+START = 3  # where twenty rounds begin
+#: Drafts accepted in each of twenty rounds: none and all, few as text has them, all again.
+COUNTS = (0, 15, *np.random.default_rng(5).integers(0, 3, 17).tolist(), 15)
+END = START + sum(COUNTS) + len(COUNTS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Family:
         self.text = np.random.default_rng(11).integers(8, 300, LENGTH)
         self.text[[10, 33, 34, 70]] = EOS_ID
         self.states, rows, state = {}, [], self.model.new_state()
-        for at in range(max(*case.bases, case.fault_base) + ROWS + FOLLOWING + 16):
+        most = max(*case.bases, case.fault_base) + ROWS + FOLLOWING + 16
+        for at in range(max(most, END + FOLLOWING)):
             if at in (*case.bases, case.fault_base):
                 self.states[at] = fork(state)
             rows.append(feed(self.model, state, self.text[at : at + 1])[0])
@@ -111,21 +116,30 @@ def test_any_number_of_accepted_drafts_is_exact(family, n_accepted):
 
 
 def test_twenty_rounds_in_a_row_are_exact(family):
-    """A drift that a single round is too short to show."""
-    rng, state, at = np.random.default_rng(5), fork(family.states[3]), 3
-    counts = [0, 15, *rng.integers(0, 3, 17).tolist(), 15]
-    for round_, n_accepted in enumerate(counts):
-        keep = n_accepted + 1
-        if at + keep > len(family.one_by_one):
-            state, at = fork(family.states[3]), 3
-        tail = wrong_tails(round_, ROWS - keep)[round_ % 2]
-        ids = [*family.text[at : at + keep].tolist(), *tail]
-        logits = np.array(family.model.logits(run_rows(family.model, ids, state)))
-        commit(state, keep)
-        wanted = family.one_by_one[at : at + keep]
-        assert np.abs(logits[:keep] - wanted).max() < CLOSE, round_
-        at += keep
-    assert len(counts) == 20
+    """A drift, or a trace of rejected rows, that a single round is too short to show."""
+    one, two = fork(family.states[START]), fork(family.states[START])
+    for round_, n_accepted in enumerate(COUNTS):
+        keep, at = n_accepted + 1, one.base
+        tails = wrong_tails(round_, ROWS - keep)
+        kept = [
+            _round(family, state, keep, tail) for state, tail in zip((one, two), tails, strict=True)
+        ]
+        assert np.array_equal(*kept), round_
+        assert np.abs(kept[0] - family.one_by_one[at : at + keep]).max() < CLOSE, round_
+    assert (len(COUNTS), one.base, two.base) == (20, END, END)
+    numbers, others = arrays_of(one), arrays_of(two)
+    for name, value in numbers.items():
+        assert np.array_equal(value, others[name]), name
+    following = feed(family.model, one, family.text[END : END + FOLLOWING])
+    assert np.abs(following - family.one_by_one[END : END + FOLLOWING]).max() < CLOSE
+
+
+def _round(family, state, keep, tail):
+    """Verify and commit `keep` right rows before a wrong tail; scores [keep, V]."""
+    ids = [*family.text[state.base : state.base + keep].tolist(), *tail]
+    logits = np.array(family.model.logits(run_rows(family.model, ids, state)))
+    commit(state, keep)
+    return logits[:keep]
 
 
 def test_a_piece_that_is_not_rolled_back_is_noticed(family):
