@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
 from common.checkpoint.index import TensorSpan, read_config
+from common.checkpoint.names import TEXT_PREFIXES
 from common.checkpoint.network import index_published, read_network
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
@@ -25,7 +26,7 @@ from drafter_svc.model import DFlashModel, tensor_shapes
 #: Tensors of the drafter's files that the target applies before features cross the wire.
 TARGET_SIDE: Final = ("fc.weight", "hidden_norm.weight")
 #: Where the embedding and the head stand in a target's files, in the order they are looked for.
-EMBEDDINGS: Final = ("model.language_model.embed_tokens.weight", "model.embed_tokens.weight")
+EMBEDDINGS: Final = tuple(f"{at}embed_tokens.weight" for at in TEXT_PREFIXES)
 HEADS: Final = ("lm_head.weight",)
 DEFAULT_CONTRACTION: Final = "stream_mean"
 

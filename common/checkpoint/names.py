@@ -16,6 +16,8 @@ _PREFIXES: Final = (
     ("language_model.mtp.", "mtp."),
     ("vision_tower.", "model.visual."),
 )
+#: What stands before the names of a text part, with and without a vision part beside it.
+TEXT_PREFIXES: Final = ("model.language_model.", "model.")
 #: Parts inside a name.
 _PARTS: Final = (
     (".ple.conv_weight", ".ple.conv1d.weight"),

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 from common.checkpoint.index import TensorSpan, index_tensors, read_config
-from common.checkpoint.names import is_pack, published
+from common.checkpoint.names import TEXT_PREFIXES, is_pack, published
 from common.checkpoint.packed import PackFormats, block_shape, dequantized, from_fp8
 from common.checkpoint.weights import working_dtype
 from common.errors import ModelMismatch
@@ -60,6 +60,13 @@ def read_network(folder: Path, *, keep: Callable[[str], bool] = lambda name: Tru
 def index_published(folder: Path) -> dict[str, TensorSpan]:
     """Spans by published names, for fingerprints; packed tensors are there by their weights."""
     return {published(name): span for name, span in index_tensors(folder).items()}
+
+
+def text_prefix(folder: Path) -> str:
+    """What stands before the published names of the text part, one of `TEXT_PREFIXES`."""
+    names = index_published(folder)
+    found = (at for at in TEXT_PREFIXES if f"{at}embed_tokens.weight" in names)
+    return next(found, TEXT_PREFIXES[0])
 
 
 def centre_norms(

@@ -14,7 +14,8 @@ from typing import Any, Final
 import mlx.core as mx
 
 from common.checkpoint.index import read_config
-from common.checkpoint.network import index_published, read_network
+from common.checkpoint.names import TEXT_PREFIXES
+from common.checkpoint.network import read_network, text_prefix
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models.blocks.kimi_delta import KimiDelta, KimiShape, KimiWeights
@@ -40,7 +41,6 @@ from target_svc.models.states.channel_recurrent import ChannelRows
 from target_svc.models.states.gated_pools import GatedPools
 from target_svc.models.states.rows import GrowingRows, RowWindow
 
-PREFIXES: Final = ("model.language_model.", "model.")  # with and without a vision part beside it
 VISION: Final = ("model.visual.", "visual.")  # not part of a text target
 LINEAR: Final = "linear_attention"
 ATTENTION: Final = ("full_attention", "indexed_attention", "deepseek_sparse_attention")
@@ -434,7 +434,7 @@ class Weights:
     """Tensors by published name, each taken once, so that it is freed when its block is made.
 
     Attributes:
-        prefix: of the text part's names, one of `PREFIXES`.
+        prefix: of the text part's names, one of `TEXT_PREFIXES`.
     """
 
     def __init__(self, tensors: dict[str, mx.array], prefix: str) -> None:
@@ -496,7 +496,7 @@ class Weights:
 # --------------------------------------------------------------------------- names and shapes
 
 
-def expected_shapes(args: ModelArgs, prefix: str = PREFIXES[0]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(args: ModelArgs, prefix: str = TEXT_PREFIXES[0]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the network by published name, experts stacked."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (args.vocab_size, args.hidden),
@@ -595,8 +595,7 @@ def load(folder: Path) -> Model:
         ModelMismatch: config and weights do not fit; the message lists names.
     """
     args = ModelArgs.from_config(read_config(folder))
-    names = index_published(folder)
-    prefix = next((at for at in PREFIXES if f"{at}embed_tokens.weight" in names), PREFIXES[0])
+    prefix = text_prefix(folder)
     dropped = _dropped(args, prefix)
     network = read_network(folder, keep=lambda name: not name.startswith(dropped)).tensors
     require_exactly(network, expected_shapes(args, prefix), what="target glm5_next")

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import mlx.core as mx
 import numpy as np
 
 from common.checkpoint.index import read_config
 from common.checkpoint.network import read_network
 from common.checkpoint.weights import require_exactly
 from target_svc.models import config as fields
-from target_svc.models.blocks.attention import Attention, HeadShape
-from target_svc.models.blocks.norms import RmsNorm
+from target_svc.models.blocks.attention import HeadShape
 from target_svc.models.blocks.rope import RopeTable, frequencies
-from target_svc.models.family import arrays_in
 from target_svc.models.residual import (
-    DenseMixer,
-    ResidualLayer,
     ResidualModel,
     Weights,
     around_shapes,
@@ -123,18 +118,8 @@ def load(folder: Path) -> ResidualModel:
     dtype = ends.embedding.dtype
     rope = RopeTable(args.rope_theta, args.rotary, args.heads.head_dim, dtype, args.turning)
     sizes = (args.vocab_size, args.hidden, args.n_layers, args.context_len)
-    layers = [_layer(weights, args, index, rope) for index in range(args.n_layers)]
+    layers = [
+        weights.dense_layer(PREFIX, index, args.heads, rope, args.eps, weights.mlp)
+        for index in range(args.n_layers)
+    ]
     return ResidualModel(facts_of(sizes, args.eos_ids, PREFIX, tied=args.tied), ends, layers, rope)
-
-
-def _layer(weights: Weights, args: ModelArgs, index: int, rope: RopeTable) -> ResidualLayer:
-    at = f"{PREFIX}layers.{index}."
-    attention = Attention(weights.heads(at + "self_attn."), args.heads, rope, args.eps)
-    layer = ResidualLayer(
-        RmsNorm(weights.take(at + "input_layernorm.weight"), args.eps),
-        DenseMixer(index, attention, args.heads),
-        RmsNorm(weights.take(at + "post_attention_layernorm.weight"), args.eps),
-        weights.mlp(at + "mlp."),
-    )
-    mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
-    return layer

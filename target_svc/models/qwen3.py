@@ -7,10 +7,10 @@ Source: the published checkpoints' configs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import mlx.core as mx
 import numpy as np
 
 from common.checkpoint.index import read_config
@@ -18,15 +18,11 @@ from common.checkpoint.network import read_network
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models import config as fields
-from target_svc.models.blocks.attention import Attention, HeadShape
+from target_svc.models.blocks.attention import HeadShape
 from target_svc.models.blocks.mlp import Mlp
 from target_svc.models.blocks.moe import Experts, ExpertWeights
-from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.rope import RopeTable, frequencies
-from target_svc.models.family import arrays_in
 from target_svc.models.residual import (
-    DenseMixer,
-    ResidualLayer,
     ResidualModel,
     Weights,
     around_shapes,
@@ -166,24 +162,16 @@ def load(folder: Path) -> ResidualModel:
     rotary, dtype = 2 * args.turning.size, ends.embedding.dtype
     rope = RopeTable(args.rope_theta, rotary, args.heads.head_dim, dtype, args.turning)
     sizes = (args.vocab_size, args.hidden, args.n_layers, args.context_len)
-    layers = [_layer(weights, args, index, rope) for index in range(args.n_layers)]
+    layers = [
+        weights.dense_layer(
+            PREFIX, index, args.heads, rope, args.eps, partial(_mlp, weights, args, index)
+        )
+        for index in range(args.n_layers)
+    ]
     return ResidualModel(facts_of(sizes, args.eos_ids, PREFIX, tied=args.tied), ends, layers, rope)
 
 
-def _layer(weights: Weights, args: ModelArgs, index: int, rope: RopeTable) -> ResidualLayer:
-    at = f"{PREFIX}layers.{index}."
-    attention = Attention(weights.heads(at + "self_attn."), args.heads, rope, args.eps)
-    layer = ResidualLayer(
-        RmsNorm(weights.take(at + "input_layernorm.weight"), args.eps),
-        DenseMixer(index, attention, args.heads),
-        RmsNorm(weights.take(at + "post_attention_layernorm.weight"), args.eps),
-        _mlp(weights, args, at + "mlp.", index),
-    )
-    mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
-    return layer
-
-
-def _mlp(weights: Weights, args: ModelArgs, at: str, index: int) -> Mlp | Experts:
+def _mlp(weights: Weights, args: ModelArgs, index: int, at: str) -> Mlp | Experts:
     if args.experts is None or not args.has_experts[index]:
         return weights.mlp(at)
     taken = ExpertWeights(

@@ -14,12 +14,14 @@ import mlx.core as mx
 import numpy as np
 
 from common.checkpoint.index import read_config
-from common.checkpoint.network import centre_norms, index_published, read_network
+from common.checkpoint.names import TEXT_PREFIXES
+from common.checkpoint.network import centre_norms, read_network, text_prefix
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models import config as fields
+from target_svc.models import delta_fields
 from target_svc.models.blocks.attention import Attention, HeadShape
-from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
+from target_svc.models.blocks.gated_delta import DeltaShape, GatedDelta
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
 from target_svc.models.blocks.mlp import Mlp
 from target_svc.models.blocks.moe import Experts, ExpertWeights
@@ -40,7 +42,6 @@ from target_svc.models.residual import (
     mlp_shapes,
 )
 
-PREFIXES: Final = ("model.language_model.", "model.")  # with and without a vision part beside it
 DROPPED: Final = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # not part of a text target
 HEAD: Final = "lm_head.weight"
 LINEAR: Final = "linear_attention"
@@ -59,18 +60,6 @@ _ONLY: Final[tuple[fields.Only, ...]] = (
     ("attn_output_gate", True, True),
     ("output_gate_type", "silu", "silu"),
     ("norm_topk_prob", True, True),
-)
-#: Names in the order of `DeltaWeights`.
-_DELTA: Final = (
-    "in_proj_qkv.weight",
-    "in_proj_z.weight",
-    "in_proj_b.weight",
-    "in_proj_a.weight",
-    "conv1d.weight",
-    "A_log",
-    "dt_bias",
-    "norm.weight",
-    "out_proj.weight",
 )
 
 
@@ -128,14 +117,7 @@ class ModelArgs:
             hidden=text["hidden_size"],
             layer_types=_layer_types(text),
             heads=HeadShape(text["num_attention_heads"], text["num_key_value_heads"], head_dim),
-            delta=DeltaShape(
-                key_heads=text["linear_num_key_heads"],
-                value_heads=text["linear_num_value_heads"],
-                key_dim=text["linear_key_head_dim"],
-                value_dim=text["linear_value_head_dim"],
-                kernel=text["linear_conv_kernel_dim"],
-                gate="silu",
-            ),
+            delta=delta_fields.read_shape(text, "silu"),
             turning=frequencies(rope, int(head_dim * rope["partial_rotary_factor"])),
             rope_theta=float(rope["rope_theta"]),
             mlp_width=0 if experts is not None else text["intermediate_size"],
@@ -175,7 +157,7 @@ def _layer_types(text: Mapping[str, Any]) -> tuple[str, ...]:
 # --------------------------------------------------------------------------- names and shapes
 
 
-def expected_shapes(args: ModelArgs, prefix: str = PREFIXES[0]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(args: ModelArgs, prefix: str = TEXT_PREFIXES[0]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the network by published name, experts stacked."""
     hidden, norm = args.hidden, (args.heads.head_dim,)
     shapes = end_shapes(prefix, args.vocab_size, hidden, tied=args.tied)
@@ -183,29 +165,13 @@ def expected_shapes(args: ModelArgs, prefix: str = PREFIXES[0]) -> dict[str, tup
         at = f"{prefix}layers.{index}."
         shapes |= around_shapes(at, hidden)
         if kind == LINEAR:
-            shapes |= _delta_shapes(at + "linear_attn.", args.delta, hidden)
+            shapes |= delta_fields.tensor_shapes(at + "linear_attn.", args.delta, hidden)
         else:
             attn = at + "self_attn."
             shapes |= head_shapes(attn, args.heads, hidden, packs_gate=True)
             shapes |= {attn + "q_norm.weight": norm, attn + "k_norm.weight": norm}
         shapes |= _mlp_shapes(at + "mlp.", args)
     return shapes
-
-
-def _delta_shapes(at: str, shape: DeltaShape, hidden: int) -> dict[str, tuple[int, ...]]:
-    out = shape.value_heads * shape.value_dim
-    sizes: tuple[tuple[int, ...], ...] = (
-        (shape.channels, hidden),
-        (out, hidden),
-        (shape.value_heads, hidden),
-        (shape.value_heads, hidden),
-        (shape.channels, 1, shape.kernel),
-        (shape.value_heads,),
-        (shape.value_heads,),
-        (shape.value_dim,),
-        (hidden, out),
-    )
-    return {at + name: size for name, size in zip(_DELTA, sizes, strict=True)}
 
 
 def _mlp_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
@@ -231,8 +197,7 @@ def load(folder: Path) -> ResidualModel:
     """
     config = read_config(folder)
     args = ModelArgs.from_config(config)
-    names = index_published(folder)
-    prefix = next((at for at in PREFIXES if f"{at}embed_tokens.weight" in names), PREFIXES[0])
+    prefix = text_prefix(folder)
     dropped = (*DROPPED, HEAD) if args.tied else DROPPED
     stored = read_network(folder, keep=lambda name: not name.startswith(dropped))
     what = f"target {config.get('model_type')}"
@@ -269,7 +234,7 @@ def _mixer(
     if args.layer_types[index] != LINEAR:
         taken = weights.heads(at + "self_attn.", centre=1.0)
         return DenseMixer(index, Attention(taken, args.heads, rope, args.eps), args.heads)
-    rule = DeltaWeights(*(weights.take(f"{at}linear_attn.{name}") for name in _DELTA))
+    rule = delta_fields.take_weights(weights.take, at + "linear_attn.")
     # The block's result is times `WRITE_GAIN`, for streams; halving is exact.
     halved = replace(rule, out=rule.out / WRITE_GAIN)
     delta = GatedDelta(halved, args.delta, args.eps)

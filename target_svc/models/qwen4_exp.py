@@ -17,8 +17,9 @@ from common.checkpoint.index import TensorSpan, index_tensors, read_config
 from common.checkpoint.network import centre_norms, read_network
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
+from target_svc.models import delta_fields
 from target_svc.models.blocks.attention import RowPlan, plan_rows
-from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights, GatedDelta
+from target_svc.models.blocks.gated_delta import DeltaShape, GatedDelta
 from target_svc.models.blocks.hyper_connection import HyperConnection, write
 from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.ngram import NgramLayer, NgramRows, NgramShape, NgramWeights
@@ -76,17 +77,6 @@ _HOST_ROWS: Final[dict[mx.Dtype, type[np.generic]]] = {
 _BUFFERS: Final = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 #: Names in the order of the blocks' weight classes.
-_DELTA: Final = (
-    "in_proj_qkv.weight",
-    "in_proj_z.weight",
-    "in_proj_b.weight",
-    "in_proj_a.weight",
-    "conv1d.weight",
-    "A_log",
-    "dt_bias",
-    "norm.weight",
-    "out_proj.weight",
-)
 _ATTENTION: Final = (
     "q_proj.weight",
     "k_proj.weight",
@@ -218,14 +208,7 @@ def _delta_shape(text: Mapping[str, Any]) -> DeltaShape:
     gate = text.get("output_gate_type") or text.get("hidden_act", "silu")
     if gate not in ("sigmoid", "silu"):
         raise ModelMismatch(f"output_gate_type {gate!r}; right are 'sigmoid' and 'silu'")
-    return DeltaShape(
-        key_heads=text["linear_num_key_heads"],
-        value_heads=text["linear_num_value_heads"],
-        key_dim=text["linear_key_head_dim"],
-        value_dim=text["linear_value_head_dim"],
-        kernel=text["linear_conv_kernel_dim"],
-        gate=gate,
-    )
+    return delta_fields.read_shape(text, gate)
 
 
 def _ngram_shape(text: Mapping[str, Any], separator_id: int) -> NgramShape:
@@ -456,7 +439,8 @@ class Weights:
         at = f"{PREFIX}layers.{index}."
         if args.layer_types[index] != LINEAR:
             return self.attention_layer(args, at, rope)
-        mixer = GatedDelta(self._delta(at + "linear_attn."), args.delta, args.eps)
+        rule = delta_fields.take_weights(self.take, at + "linear_attn.")
+        mixer = GatedDelta(rule, args.delta, args.eps)
         return self._layer_of(mixer, args, at)
 
     def attention_layer(self, args: ModelArgs, at: str, rope: RopeTable) -> DecoderLayer:
@@ -492,9 +476,6 @@ class Weights:
         dilation = args.ngram.order if args.ngram is not None else 1
         return NgramLayer(weights, streams=args.streams, dilation=dilation, eps=args.eps)
 
-    def _delta(self, at: str) -> DeltaWeights:
-        return DeltaWeights(*(self.take(at + name) for name in _DELTA))
-
     def _attention(self, at: str) -> AttentionWeights:
         return AttentionWeights(*(self.take(at + name) for name in _ATTENTION))
 
@@ -524,7 +505,10 @@ def expected_shapes(args: ModelArgs) -> dict[str, tuple[int, ...]]:
         for name in ("attn_hyper_connection.", "mlp_hyper_connection."):
             shapes |= _read_shapes(at + name, args)
             shapes[f"{at}{name}block_inject_weight.weight"] = (args.streams, args.stream_width)
-        shapes |= _delta_shapes(at, args) if kind == LINEAR else _attention_shapes(at, args)
+        if kind == LINEAR:
+            shapes |= delta_fields.tensor_shapes(at + "linear_attn.", args.delta, args.hidden)
+        else:
+            shapes |= _attention_shapes(at, args)
         shapes |= _expert_shapes(at, args)
         if index in args.ple_layers:
             shapes |= _ngram_shapes(at, args)
@@ -553,22 +537,6 @@ def _read_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
         at + "hc_norm.weight": (args.stream_width,),
         at + "input_mix_weight_down.weight": (args.low_rank, args.stream_width),
         at + "input_mix_weight_up.weight": (args.stream_width, args.low_rank),
-    }
-
-
-def _delta_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
-    shape, hidden, at = args.delta, args.hidden, at + "linear_attn."
-    out = shape.value_heads * shape.value_dim
-    return {
-        at + "in_proj_qkv.weight": (shape.channels, hidden),
-        at + "in_proj_z.weight": (out, hidden),
-        at + "in_proj_b.weight": (shape.value_heads, hidden),
-        at + "in_proj_a.weight": (shape.value_heads, hidden),
-        at + "conv1d.weight": (shape.channels, 1, shape.kernel),
-        at + "A_log": (shape.value_heads,),
-        at + "dt_bias": (shape.value_heads,),
-        at + "norm.weight": (shape.value_dim,),
-        at + "out_proj.weight": (hidden, out),
     }
 
 

@@ -5,7 +5,7 @@ configs or how layers are named; each family is one file beside this one. Text o
 Invariant: a forward changes no committed state; `commit` in `target_svc.rollback` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -220,6 +220,36 @@ class Weights:
             None if k_norm is None else centre + k_norm,
             *biases,
         )
+
+    def dense_layer(
+        self,
+        prefix: str,
+        index: int,
+        shape: HeadShape,
+        rope: RopeTable,
+        eps: float,
+        mlp: Callable[[str], Mlp | Experts],
+    ) -> ResidualLayer:
+        """Take a layer that attends, with norms used as they are.
+
+        Args:
+            prefix: before the names of the text part.
+            index: of the layer.
+            shape: of its heads.
+            rope: rotations by position.
+            eps: inside the norms.
+            mlp: takes what follows the attention, given how its names begin.
+        """
+        at = f"{prefix}layers.{index}."
+        attention = Attention(self.heads(at + "self_attn."), shape, rope, eps)
+        layer = ResidualLayer(
+            RmsNorm(self.take(at + "input_layernorm.weight"), eps),
+            DenseMixer(index, attention, shape),
+            RmsNorm(self.take(at + "post_attention_layernorm.weight"), eps),
+            mlp(at + "mlp."),
+        )
+        mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
+        return layer
 
     def mlp(self, at: str) -> Mlp:
         """Take the feed-forward network of one layer, with the biases that are there."""
