@@ -1,21 +1,17 @@
-"""Read tensors strictly, in the dtype that the present device is fast in.
+"""Hold tensors against what a network needs, in the dtype that the present device is fast in.
 
-Knows safetensors folders and MLX modules. Does not know any network's names. Invariant: nothing
-is skipped in silence; a tensor is loaded, or dropped by the caller's own rule, or an error.
+Knows names, shapes and MLX modules. Does not know files or any network's names. Invariant: nothing
+is skipped in silence; a tensor is taken, or an error.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from common.checkpoint.index import index_tensors, read_config
 from common.errors import ModelMismatch
-
-__all__ = ["load_strict", "read_config", "read_tensors", "require_exactly", "working_dtype"]
 
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 _LISTED = 12  # names shown per kind in a mismatch; the count is always shown
@@ -28,30 +24,6 @@ def working_dtype(stored: mx.Dtype) -> mx.Dtype:
     """
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     return mx.float32 if on_cpu and stored in _FLOATS else stored
-
-
-def read_tensors(folder: Path, *, keep: Callable[[str], bool] | None = None) -> dict[str, mx.array]:
-    """Read the tensors of a checkpoint folder, single file or shards.
-
-    Args:
-        folder: holds `*.safetensors`, and the shard index where there is one.
-        keep: which names to read; None reads all. Others are not touched on disk.
-
-    Returns:
-        Tensors by their names on disk; float32 on CPU, the stored dtype elsewhere. Integers as
-        stored. Lazy: the bytes are read when the tensors are first evaluated.
-
-    Raises:
-        ConfigError: the folder is missing or holds no weights.
-        ModelMismatch: a file is damaged or a shard is missing.
-    """
-    wanted = {name: span for name, span in index_tensors(folder).items() if not keep or keep(name)}
-    tensors: dict[str, mx.array] = {}
-    for path in sorted({span.path for span in wanted.values()}):
-        loaded = cast("dict[str, mx.array]", mx.load(str(path)))
-        names = [name for name, span in wanted.items() if span.path == path]
-        tensors |= {name: loaded[name].astype(working_dtype(loaded[name].dtype)) for name in names}
-    return tensors
 
 
 def require_exactly(
