@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Final
 
+from common.sampling import MAX_STOP_CHARS, MAX_STOPS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
 from common.wire.messages import MAX_DRAFTS, MAX_SESSION_CHARS, ModelCard, RoundKey, Sampling
 from common.wire.tensors import Tensor
 from common.wire.values import (
@@ -31,11 +32,7 @@ from common.wire.values import (
 MAX_STR_CHARS: Final = 48 * 1024  # the header's byte cap is the real bound
 MAX_ITEMS: Final = 1024
 MAX_COUNT: Final = 2**53 - 1  # what every language holds exactly
-MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_ROWS: Final = MAX_DRAFTS + 1
-MAX_STOPS: Final = 16
-MAX_STOP_CHARS: Final = 1024
-MAX_TOP_LOGPROBS: Final = 20
 
 
 _COUNT: Final = whole(0, MAX_COUNT)
