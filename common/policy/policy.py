@@ -202,8 +202,8 @@ class Adaptive:
             self._copies.count_round()
             is_drafted = result.is_drafted
             loss_ms = self._observe_draft(result) if is_drafted else self._observe_plain(result)
-        self._budget.record(loss_ms)
-        self._costs.budget.record(loss_ms)
+        for budget in (self._budget, self._costs.budget):
+            budget.record(loss_ms, 1 + result.n_accepted)
         self._last_rows = result.rows
 
     def _can_afford(self) -> bool:
@@ -214,7 +214,7 @@ class Adaptive:
         """
         ladder = self._costs.ladder
         narrow_ms = max(self._costs.draft_ms + ladder.ms(2) - ladder.plain_ms, 1e-6)
-        if self._left_ms() < narrow_ms:
+        if self._budget.is_postponed(ladder.plain_ms) or self._left_ms() < narrow_ms:
             return False
         is_probe = self._is_returning and not self._is_in_credit()
         return not is_probe or self._costs.budget.left_ms(ladder.plain_ms) >= narrow_ms
