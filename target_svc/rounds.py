@@ -102,7 +102,8 @@ class Rounds:
         """Run one round; where its rows cannot be rolled back, make the state again first."""
         drafts = self._usable(seat, draft_ids[: order.rows - 1])
         try:
-            result = seat.session.verify(drafts, len(drafts) + 1)
+            with seat.reads.counted():
+                result = seat.session.verify(drafts, len(drafts) + 1)
         except EngineError as fault:
             self._rebuild(seat, order, waited_ms, fault)
             return
@@ -111,7 +112,9 @@ class Rounds:
 
     def resume(self, seat: Seat, retry: Retry) -> None:
         """Run one chunk of a seat's rebuild, and after the last one its round."""
-        if next(seat.steps, None) is not None:
+        with seat.reads.counted():
+            step = next(seat.steps, None)
+        if step is not None:
             self._chunks.append(seat)
             return
         seat.retry = None
@@ -127,7 +130,7 @@ class Rounds:
         return len(idle) > 1
 
     def _answer(self, seat: Seat, order: Verify, result: Verdict, waited_ms: float) -> None:
-        emission = seat.emit(result.ids)
+        emission, reads = seat.emit(result.ids), seat.reads.take()
         verdict = Verified(
             key=order.key,
             rows_run=result.rows_run,
@@ -141,6 +144,8 @@ class Rounds:
             wait_ms=waited_ms,
             build=result.build,
             first_ms=result.first_ms,
+            ngram_hits=reads.hits,
+            ngram_misses=reads.misses,
         )
         seat.finish_round(verdict)
         self._counters["verifies"] += 1

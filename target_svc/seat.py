@@ -18,6 +18,7 @@ from common.wire.messages import (
     Verify,
 )
 from target_svc.engine import Session
+from target_svc.host_reads import HostReads
 from target_svc.prefill import PrefillStep
 from target_svc.text import Detokenizer
 
@@ -60,6 +61,7 @@ class Seat:
     """State of one session between messages.
 
     Attributes:
+        reads: what the session read of the host's tables.
         session: the engine's session; `base` and `anchor_id` of the present round live there.
         next_round: index of the round that may run next.
         link: the drafter's data link, None while there is none.
@@ -81,6 +83,7 @@ class Seat:
         ticket: str,
         sampling: Sampling,
         session: Session,
+        reads: HostReads,
         steps: Iterator[PrefillStep],
         text: Detokenizer,
         stop_ids: frozenset[int],
@@ -90,6 +93,7 @@ class Seat:
         self.epoch = epoch
         self.ticket = ticket
         self.session = session
+        self.reads = reads
         self.steps = steps
         self.next_round = 0
         self.link: Peer | None = None

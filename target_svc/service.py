@@ -35,6 +35,7 @@ from common.wire.messages import (
 from common.wire.tensors import Tensor, from_ids, to_text
 from target_svc.engine import Engine
 from target_svc.frames import ids_of
+from target_svc.host_reads import HostReads
 from target_svc.links import FeatureLinks
 from target_svc.models.family import host_counters
 from target_svc.prefill import PrefillStep
@@ -151,6 +152,7 @@ class TargetService:
             ticket=order.ticket,
             sampling=order.sampling,
             session=session,
+            reads=HostReads(self._engine.model),
             steps=session.prefill(prompt),
             text=text,
             stop_ids=frozenset(self._engine.card.eos_ids),
@@ -183,7 +185,8 @@ class TargetService:
 
     def _prefill_chunk(self, seat: Seat) -> None:
         start = time.perf_counter()
-        step = next(seat.steps)
+        with seat.reads.counted():
+            step = next(seat.steps)
         self._links.push(seat, step.first_pos, step.features)
         self._send(CONTROL_PEER, PrefillProgress(seat.name, step.done, step.total))
         if step.anchor_id is None:
@@ -194,6 +197,7 @@ class TargetService:
     def _prefilled(self, seat: Seat, step: PrefillStep, ms: float) -> None:
         emission = seat.emit([seat.session.anchor_id])
         piece = emission.pieces[0] if emission.pieces else ""
+        reads = seat.reads.take()
         answer = Prefilled(
             session=seat.name,
             epoch=seat.epoch,
@@ -204,6 +208,8 @@ class TargetService:
             tail=emission.tail,
             near_ties=int(step.near_tie),
             ms=ms,
+            ngram_hits=reads.hits,
+            ngram_misses=reads.misses,
         )
         self._answer(seat, answer)
 

@@ -171,7 +171,7 @@ class RequestMachine:
             return self._stale()
         ids = () if event.finish == "stop" else (event.anchor_id,)
         pieces = (event.piece,)[: len(ids)]
-        commands = self._commit(self._tokens(ids, pieces, 0), event.near_ties, now)
+        commands = self._commit(self._tokens(ids, pieces, 0), event, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
         self._rounds.start(self.session, self._epoch, event.base, event.anchor_id)
@@ -212,7 +212,7 @@ class RequestMachine:
         self._rounds.finish(event)
         self.reply.count_round(event, why)
         tokens = self._tokens(event.ids, event.pieces, min(event.n_accepted, len(event.ids)))
-        commands = self._commit(tokens, event.near_ties, now)
+        commands = self._commit(tokens, event, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
         return [*self._begin_round(now, scene), *commands]  # workers first: they are what waits
@@ -221,8 +221,8 @@ class RequestMachine:
         self.phase = Phase.VERIFYING
         self._wait.begin(now, self._limits.verify_s)
 
-    def _commit(self, tokens: Tokens, near_ties: int, now: float) -> list[Command]:
-        self.reply.commit(tokens.ids, now, near_ties)
+    def _commit(self, tokens: Tokens, answer: Prefilled | Verified, now: float) -> list[Command]:
+        self.reply.commit(tokens.ids, now, answer)
         self._rounds.remember(tokens.ids)
         return [ToClient(tokens)] if tokens.ids else []
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.policy.stats import PositionStats
-from common.wire.messages import Verified
+from common.wire.messages import Prefilled, Verified
 
 
 class Reply:
@@ -35,10 +35,13 @@ class Reply:
         self._plain_reasons: Counter[str] = Counter()
         self._builds: Counter[str] = Counter()
         self._first_ms = 0.0
+        self._ngram_hits = self._ngram_misses = 0
 
-    def commit(self, ids: Sequence[int], now: float, near_ties: int) -> None:
-        """Append tokens that reach the client now."""
-        self._near_ties += near_ties
+    def commit(self, ids: Sequence[int], now: float, answer: Prefilled | Verified) -> None:
+        """Append tokens that reach the client now, of an answer of the target."""
+        self._near_ties += answer.near_ties
+        self._ngram_hits += answer.ngram_hits
+        self._ngram_misses += answer.ngram_misses
         if not ids:
             return
         if not self.ids:
@@ -97,6 +100,8 @@ class Reply:
             "ttft_s": self.ttft_s,
             "near_ties": self._near_ties,
             "builds": dict(self._builds),
+            "ngram_hits": self._ngram_hits,
+            "ngram_misses": self._ngram_misses,
             "first_ms": self._first_ms / self._rounds if self._rounds else 0.0,
         }
         return json.dumps(body)

@@ -64,8 +64,9 @@ class Completion:
     """A whole reply.
 
     `stats` holds `rounds`, `drafted_rounds`, `plain_rounds`, `drafts_sent`, `drafts_accepted`,
-    `acceptance_length`, `accepted_by_position`, `rows_histogram`, `tokens_per_s`, `ttft_s` and
-    `near_ties`.
+    `acceptance_length`, `accepted_by_position`, `rows_histogram`, `tokens_per_s`, `ttft_s`,
+    `near_ties`, `plain_reasons`, `builds` (rounds by how the target built them), `first_ms`,
+    `ngram_hits` and `ngram_misses` (rows of the target's n-gram table, by its row cache).
     """
 
     text: str

@@ -292,6 +292,8 @@ class Prefilled:
     logprobs: tuple[float, ...] = ()  # as in Tokens, of the anchor
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    ngram_hits: int = 0  # n-gram rows of the prompt that the row cache held
+    ngram_misses: int = 0  # .. and those that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +389,8 @@ class Verified:
     top_logprobs: tuple[float, ...] = ()
     build: str = ""  # how the forward was built, such as "pipelined/4 deferred prebuilt"
     first_ms: float = 0.0  # of ms, the host's until the device had its first layers
+    ngram_hits: int = 0  # n-gram rows since the last answer that the row cache held
+    ngram_misses: int = 0  # .. and those that were read
 
 
 # --------------------------------------------------------------------------- data link

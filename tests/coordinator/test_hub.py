@@ -54,6 +54,8 @@ STATS_KEYS = {
     "tokens_per_s",
     "ttft_s",
     "near_ties",
+    "ngram_hits",
+    "ngram_misses",
 }
 
 
@@ -123,6 +125,8 @@ def test_stats_hold_exactly_the_documented_keys_and_add_up():
     assert stats["rounds"] == sum(stats["builds"].values())
     assert stats["drafts_accepted"] == sum(stats["accepted_by_position"])
     assert rounds_of_tokens == pytest.approx(40 - 1)
+    assert stats["ngram_misses"] == len(PROMPT) + stats["drafts_sent"] + stats["rounds"]
+    assert stats["ngram_hits"] == 1 + 2 * stats["drafts_sent"]
     assert stats["ttft_s"] > 0
     assert stats["tokens_per_s"] > 0
 

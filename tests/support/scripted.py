@@ -272,6 +272,8 @@ class ScriptedTarget(ScriptedWorker):
             tail="",
             near_ties=0,
             ms=1.0,
+            ngram_hits=1,
+            ngram_misses=len(held.ids),
         )
         self.say(held.prefilled)
 
@@ -384,6 +386,8 @@ class ScriptedTarget(ScriptedWorker):
             near_ties=0,
             ms=cost_s * 1e3,
             wait_ms=0.0,
+            ngram_hits=2 * len(drafts),
+            ngram_misses=len(drafts) + 1,
         )
         if self.sessions.get(held.open.session) is held:
             self.say(held.last)
