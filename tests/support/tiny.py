@@ -73,6 +73,14 @@ GOLDEN_CASES = {
     "tied": {"tie_word_embeddings": True, "num_hidden_layers": 4, "output_gate_type": "silu"},
 }
 
+#: The golden cases of `make_mtp_vlm.py`. Eight index heads: a block that scores zero, where a tie
+#: may be cut either way, is rare with so many.
+_SMALL = {"num_hidden_layers": 4, "vocab_size": 256, "ngram_vocab_size_base": 100}
+MTP_CASES = {
+    "dense": {**_SMALL, "seed": 21, "indexer_budget": 1024},
+    "sparse": {**_SMALL, "seed": 22, "indexer_budget": 16, "indexer_n_heads": 8},
+}
+
 
 def tiny_config(**overrides) -> dict:
     """The outer config.json; `overrides` replace fields of its text_config."""
@@ -95,6 +103,7 @@ def make_tiny_target(
     dtype: str = "BF16",
     split_experts: bool = False,
     shards: int = 1,
+    has_head: bool = False,
     **overrides,
 ) -> Path:
     """Write a tiny qwen4_exp target.
@@ -105,15 +114,18 @@ def make_tiny_target(
         dtype: "BF16" or "F32" on disk.
         split_experts: per-expert names, as transformers saves them, instead of the fused ones.
         shards: number of weight files; more than one writes the shard index too.
+        has_head: whether the checkpoint has an MTP head, which changes no other weight.
         overrides: fields of text_config.
 
     Returns:
         The folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(**overrides)
+    config = tiny_config(**overrides, **({"mtp_num_hidden_layers": 1} if has_head else {}))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     tensors = random_weights(config["text_config"], seed)
+    if has_head:
+        tensors |= random_head(config["text_config"], seed + 1)
     if split_experts:
         tensors = split_fused_experts(tensors)
     write_sharded(folder, tensors, dtype=dtype, shards=shards)
@@ -247,6 +259,27 @@ def random_weights(text: dict, seed: int) -> dict[str, np.ndarray]:
     return tensors
 
 
+def head_shapes(text: dict) -> dict[str, tuple[int, ...]]:
+    """Published names and shapes of the MTP head."""
+    hidden, layer = text["hidden_size"], "mtp.layers.0."
+    shapes = {
+        "mtp.pre_fc_norm_embedding.weight": (hidden,),
+        "mtp.pre_fc_norm_hidden.weight": (hidden * text["hc_count"],),
+        "mtp.fc_embedding.weight": (hidden, hidden),
+        "mtp.fc_hidden.weight": (hidden, hidden),
+    }
+    shapes |= _read_shapes("mtp.hyper_connection_mixer.", text, inject=False)
+    shapes |= _read_shapes(layer + "attn_hyper_connection.", text, inject=True)
+    shapes |= _read_shapes(layer + "mlp_hyper_connection.", text, inject=True)
+    return shapes | _attention_shapes(layer, text) | _expert_shapes(layer + "mlp.", text)
+
+
+def random_head(text: dict, seed: int) -> dict[str, np.ndarray]:
+    """All tensors of the MTP head, float32."""
+    rng = np.random.default_rng(seed)
+    return {name: _fill(rng, name, shape) for name, shape in sorted(head_shapes(text).items())}
+
+
 def _fill(rng, name, shape):
     noise = rng.standard_normal(shape, dtype=np.float32)
     if name.endswith("A_log"):
@@ -257,7 +290,7 @@ def _fill(rng, name, shape):
         return 1 + 0.2 * noise
     if len(shape) == 1:
         return 0.2 * noise  # zero-centred norms: the effective scale is 1 + w
-    if "embed" in name:
+    if "embed_tokens" in name or "ngram_embedding" in name:
         return noise
     if "conv1d" in name:
         return 0.4 * noise
