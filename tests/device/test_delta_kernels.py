@@ -7,24 +7,19 @@ from support.plain_delta import PlainKernels
 
 from target_svc.models.blocks.delta_kernel import delta_kernels, fit_sizes
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.timeout(300)]  # kernels are compiled once
 ROWS = (1, 2, 3, 8, 16, 65)
 SHAPES = [((16, 3), (128, 128), False), ((2, 2), (64, 64), True), ((2, 3), (16, 32), False)]
 
 
 @pytest.fixture(params=SHAPES, ids=str)
-def kernels(request):
+def kernels(request, gpu):
     """Kernels of one shape, and their plain form."""
-    if not (mx.metal.is_available() or mx.cuda.is_available()):
-        pytest.skip("needs Metal or CUDA")
     heads, dims, is_silu = request.param
     sizes = fit_sizes(heads, dims, 4, is_silu=is_silu, floor=1e-3, unit_eps=1e-6)
-    device = mx.default_device()
-    mx.set_default_device(mx.gpu)
     made = delta_kernels(sizes)
     assert made is not None, "the kernels did not compile; see the log"
-    yield made, PlainKernels(sizes)
-    mx.set_default_device(device)
+    return made, PlainKernels(sizes)
 
 
 def inputs(sizes, rows, dtype=mx.float32):

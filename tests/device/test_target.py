@@ -13,7 +13,7 @@ from target_svc.models.family import run_rows
 from target_svc.models.qwen4_exp import load
 from target_svc.rollback import commit
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.timeout(300)]  # kernels are compiled once
 LIMIT = 1e-4
 
 
@@ -23,12 +23,9 @@ def golden():
 
 
 @pytest.fixture(scope="module", params=GOLDEN_CASES)
-def case(request, tmp_path_factory):
+def case(request, gpu, tmp_path_factory):
     """Name and model; the stored bfloat16 values are computed with in float32."""
-    if not (mx.metal.is_available() or mx.cuda.is_available()):
-        pytest.skip("needs Metal or CUDA")
-    if is_cpu():
-        pytest.skip("the CPU was chosen in this process; run tests/device alone")
+    assert not is_cpu()
     folder = make_tiny_target(tmp_path_factory.mktemp("t"), **GOLDEN_CASES[request.param])
     path = folder / "model.safetensors"
     tensors = {

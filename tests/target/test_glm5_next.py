@@ -6,6 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.devices import has_gpu, on_device
 from support.target_cases import CLOSE, arrays_of, feed, feed_parts, fork
 from support.tiny import write_sharded
 from support.tiny_glm5_next import (
@@ -244,21 +245,17 @@ def test_mixing_matrices_are_balanced():
 @pytest.mark.device
 def test_the_kernel_for_stream_weights_computes_the_plain_form():
     """A Metal or CUDA source that compiles and normalizes something else."""
-    if not (mx.metal.is_available() or mx.cuda.is_available()):
+    if not has_gpu():
         pytest.skip("needs Metal or CUDA")
     logits = np.random.default_rng(0).standard_normal((33, 24)).astype(np.float32)
     arrays = mx.zeros((24, 32)), mx.zeros((24,)), mx.ones((3,))
     plain = SinkhornConnection(*arrays, StreamShape(4, 20, 1e-6, 1e-5))._weigh(mx.array(logits))
     mx.eval(plain)
-    device = mx.default_device()
-    mx.set_default_device(mx.gpu)
-    try:
+    with on_device(mx.gpu):
         weigh = weigh_kernel(4, 20, 1e-6)
         assert weigh is not None
         for got, wanted in zip(weigh(mx.array(logits)), plain, strict=True):
             assert np.abs(np.array(got) - np.array(wanted)).max() < 2e-6
-    finally:
-        mx.set_default_device(device)
 
 
 # --------------------------------------------------------------------------- roll-back
