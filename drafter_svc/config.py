@@ -22,8 +22,6 @@ _SECOND: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 _NOT_BUILT: Final = (
     "attention_bias",
     "attention_sink_bias",
-    "quantization",
-    "quantization_config",
     "sample_from_anchor",
 )
 

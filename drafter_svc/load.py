@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
+from common.checkpoint.fingerprint import fingerprint_module, fingerprint_tokenizer
 from common.checkpoint.index import TensorSpan, read_config
 from common.checkpoint.names import TEXT_PREFIXES
 from common.checkpoint.network import index_published, read_network
@@ -140,7 +140,7 @@ def _check_floats(tensors: Mapping[str, mx.array], where: str) -> None:
         name: str(t.dtype) for name, t in tensors.items() if not mx.issubdtype(t.dtype, mx.floating)
     }
     if bad:
-        raise ModelMismatch(f"tensors of {where} are not floats: {bad}; give an unquantized copy")
+        raise ModelMismatch(f"tensors of {where} are not floats: {bad}; copy the checkpoint again")
 
 
 def _card(
@@ -161,9 +161,9 @@ def _card(
         window=config.window if all(config.sliding) else 0,
         tap_layer_ids=config.tap_layer_ids,
         tap_contraction=contraction if facts.n_streams > 1 else "",
-        fc_hash=fingerprint_tensor(spans["fc.weight"]),
-        norm_hash=fingerprint_tensor(spans["hidden_norm.weight"]),
-        embedding_hash=fingerprint_tensor(target_spans[facts.embedding]),
-        head_hash=fingerprint_tensor(target_spans[facts.head]),
+        fc_hash=fingerprint_module(spans, "fc.weight"),
+        norm_hash=fingerprint_module(spans, "hidden_norm.weight"),
+        embedding_hash=fingerprint_module(target_spans, facts.embedding),
+        head_hash=fingerprint_module(target_spans, facts.head),
         tokenizer_hash=fingerprint_tokenizer(target),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.checkpoint.fingerprint import fingerprint_tensor, fingerprint_tokenizer
+from common.checkpoint.fingerprint import fingerprint_module, fingerprint_tokenizer
 from common.checkpoint.index import read_config
 from common.checkpoint.network import index_published
 from common.errors import ConfigError, ModelMismatch
@@ -189,7 +189,7 @@ def _card(
         tap_contraction=plan.contraction if plan else "",
         fc_hash=hashes.fc if hashes else "",
         norm_hash=hashes.norm if hashes else "",
-        embedding_hash=fingerprint_tensor(spans[model.facts.embedding_name]),
-        head_hash=fingerprint_tensor(spans[model.facts.head_name]),
+        embedding_hash=fingerprint_module(spans, model.facts.embedding_name),
+        head_hash=fingerprint_module(spans, model.facts.head_name),
         tokenizer_hash=fingerprint_tokenizer(target),
     )

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
-from common.checkpoint.fingerprint import fingerprint_tensor
+from common.checkpoint.fingerprint import fingerprint_module
 from common.checkpoint.index import read_config
 from common.checkpoint.network import index_published, read_network
 from common.errors import ModelMismatch
@@ -171,7 +171,7 @@ def load_taps(folder: Path, model: Model) -> tuple[Taps, TapHashes]:
                 f"taps {sorted(unread)} have no next layer that reads them as they are; "
                 f"tap other layers of 0..{last - 1}"
             )
-    hashes = TapHashes(fingerprint_tensor(spans[FC]), fingerprint_tensor(spans[NORM]))
+    hashes = TapHashes(fingerprint_module(spans, FC), fingerprint_module(spans, NORM))
     return Taps(plan, model, fc, norm), hashes
 
 

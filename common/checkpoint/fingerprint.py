@@ -5,10 +5,12 @@ Does not know MLX. Invariant: equal fingerprints mean equal dtype, shape and byt
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from common.checkpoint.index import TensorSpan
+from common.checkpoint.names import FP8_SCALES
 from common.errors import ConfigError
 
 _HEX: Final = 16  # 64 bits: two different tensors collide once in 2^32 pools
@@ -28,9 +30,22 @@ def fingerprint_tensor(span: TensorSpan) -> str:
     return digest.hexdigest()[:_HEX]
 
 
-def fingerprint_tensors(spans: list[TensorSpan]) -> str:
-    """Hash several tensors in the given order into one value of 16 hex digits."""
-    joined = "".join(fingerprint_tensor(span) for span in spans)
+def fingerprint_module(spans: Mapping[str, TensorSpan], name: str) -> str:
+    """Hash a tensor and, where it is packed, the scales and biases that give it its values.
+
+    Args:
+        spans: of a whole checkpoint, by published names.
+        name: of the tensor, such as "fc.weight".
+
+    Returns:
+        16 hex digits; those of `fingerprint_tensor` where nothing belongs to the tensor.
+    """
+    module = name.removesuffix(".weight")
+    beside = [module + ".scales", module + ".biases", *(name + end for end in FP8_SCALES)]
+    parts = [spans[name], *(spans[other] for other in beside if other in spans)]
+    if len(parts) == 1:
+        return fingerprint_tensor(parts[0])
+    joined = "".join(fingerprint_tensor(span) for span in parts)
     return hashlib.sha256(joined.encode()).hexdigest()[:_HEX]
 
 

@@ -18,11 +18,15 @@ _PREFIXES: Final = (
 )
 #: What stands before the names of a text part, with and without a vision part beside it.
 TEXT_PREFIXES: Final = ("model.language_model.", "model.")
+#: What stands behind the name of an FP8 tensor in the name of its scales.
+FP8_SCALES: Final = ("_scale_inv", "_scale")
 #: Parts inside a name.
 _PARTS: Final = (
     (".ple.conv_weight", ".ple.conv1d.weight"),
     (".mlp.switch_mlp.gate_up_proj.weight", ".mlp.experts.gate_up_proj"),
     (".mlp.switch_mlp.down_proj.weight", ".mlp.experts.down_proj"),
+    (".predecessor_codebook.weight", ".predecessor_codebook"),
+    (".successor_codebook.weight", ".successor_codebook"),
 )
 #: What may stand before the layers in a name or in a quantization table.
 _TRUNKS: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.")

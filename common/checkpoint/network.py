@@ -13,12 +13,11 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 from common.checkpoint.index import TensorSpan, index_tensors, read_config
-from common.checkpoint.names import TEXT_PREFIXES, is_pack, published
+from common.checkpoint.names import FP8_SCALES, TEXT_PREFIXES, is_pack, published
 from common.checkpoint.packed import PackFormats, block_shape, dequantized, from_fp8
 from common.checkpoint.weights import working_dtype
 from common.errors import ModelMismatch
 
-_FP8_SCALES: Final = ("_scale_inv", "_scale")  # behind the name of the tensor they belong to
 _PARTS: Final = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")  # of one expert
 _BAKED: Final = 0.5  # a mean above it: 1 was added to the weights
 
@@ -162,7 +161,7 @@ def _owner(name: str, names: Mapping[str, Any]) -> str:
         if name.endswith(suffix):
             owner = name.removesuffix(suffix) + ".weight"
             return owner if owner in names else name.removesuffix(suffix)
-    for suffix in _FP8_SCALES:
+    for suffix in FP8_SCALES:
         if name.endswith(suffix) and name.removesuffix(suffix) in names:
             return name.removesuffix(suffix)
     return name
@@ -177,7 +176,7 @@ def _without_fp8(raw: Mapping[str, mx.array], block: tuple[int, int]) -> dict[st
     for name, value in raw.items():
         if _owner(name, raw) != name and not name.endswith((".scales", ".biases")):
             continue  # scales of an FP8 tensor, taken with it
-        scale = next((raw[name + s] for s in _FP8_SCALES if name + s in raw), None)
+        scale = next((raw[name + s] for s in FP8_SCALES if name + s in raw), None)
         if scale is None:
             plain[name] = value
         elif value.dtype == mx.uint8:

@@ -79,7 +79,13 @@ class PackFormats:
 
 def _format(entry: Mapping[str, Any], default: Mapping[str, Any]) -> PackFormat:
     mode = str(entry.get("mode", default.get("mode", "affine")))
-    return PackFormat(mode, int(entry["bits"]), int(entry["group_size"]))
+    sizes = [entry.get(field, default.get(field)) for field in ("bits", "group_size")]
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise ModelMismatch(
+            f"quantization has bits {sizes[0]!r} and group_size {sizes[1]!r}; "
+            "both must be whole numbers of at least 1"
+        )
+    return PackFormat(mode, *sizes)
 
 
 def dequantized(

@@ -9,8 +9,8 @@ import pytest
 from support.tiny import write_safetensors, write_sharded
 
 from common.checkpoint.fingerprint import (
+    fingerprint_module,
     fingerprint_tensor,
-    fingerprint_tensors,
     fingerprint_tokenizer,
 )
 from common.checkpoint.index import index_tensors, read_config
@@ -153,7 +153,13 @@ def test_fingerprints_see_every_byte_shape_and_dtype(folder, tmp_path):
     assert all(len(value) == 16 for value in seen)
     spans = index_tensors(folder)
     pair = [spans["a.weight"], spans["b.weight"]]
-    assert fingerprint_tensors(pair) != fingerprint_tensors(pair[::-1])
+    packed = dict(zip(("a.weight", "a.scales"), pair, strict=True))
+    assert fingerprint_module(packed, "a.weight") not in seen
+    assert fingerprint_module(packed | {"a.biases": first}, "a.weight") not in {
+        *seen,
+        fingerprint_module(packed, "a.weight"),
+    }
+    assert fingerprint_module({"a.weight": first, "b.scales": first}, "a.weight") in seen
 
 
 def test_fingerprint_does_not_depend_on_where_the_tensor_lies(folder, tmp_path):

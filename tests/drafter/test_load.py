@@ -54,7 +54,6 @@ def target(tmp_path_factory):
         ("tap_contraction", "sum"),
         ("attention_bias", True),
         ("sample_from_anchor", True),
-        ("quantization", {"bits": 4}),
         ("rope_parameters", {"rope_type": "llama3"}),
         ("rope_parameters", {"partial_rotary_factor": 0.5}),
         ("final_logit_softcapping", -1.0),

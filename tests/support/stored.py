@@ -29,11 +29,21 @@ def write_stored(
     path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(blobs))
 
 
-def quantize_rows(table: np.ndarray, group_size: int) -> dict[str, np.ndarray]:
-    """Four-bit affine groups of float32 rows: codes uint32, scales and biases float32."""
+def quantize_rows(table: np.ndarray, group_size: int, bits: int = 4) -> dict[str, np.ndarray]:
+    """Affine groups of float32 rows, 4 or 8 bits: codes uint32, scales and biases float32."""
     groups = table.reshape(len(table), -1, group_size)
     low, high = groups.min(axis=2), groups.max(axis=2)
-    scales = ((high - low) / 15).astype(np.float32)
+    scales = ((high - low) / (2**bits - 1)).astype(np.float32)
     codes = np.rint((groups - low[..., None]) / scales[..., None]).astype(np.uint32)
-    words = codes.reshape(len(table), -1, 8) << (4 * np.arange(8, dtype=np.uint32))
+    each = np.arange(32 // bits, dtype=np.uint32)
+    words = codes.reshape(len(table), -1, len(each)) << (bits * each)
     return {"weight": words.sum(axis=2, dtype=np.uint32), "scales": scales, "biases": low}
+
+
+def plain_rows(packed: dict[str, np.ndarray], group_size: int, bits: int) -> np.ndarray:
+    """The float32 rows that packed ones of `quantize_rows` stand for."""
+    shifts = bits * np.arange(32 // bits, dtype=np.uint32)
+    codes = (packed["weight"][..., None] >> shifts) & np.uint32(2**bits - 1)
+    groups = codes.reshape(len(codes), -1, group_size).astype(np.float64)
+    rows = groups * packed["scales"][..., None] + packed["biases"][..., None]
+    return rows.reshape(len(codes), -1).astype(np.float32)
