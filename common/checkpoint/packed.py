@@ -78,14 +78,14 @@ class PackFormats:
 
 
 def _format(entry: Mapping[str, Any], default: Mapping[str, Any]) -> PackFormat:
-    mode = str(entry.get("mode", default.get("mode", "affine")))
+    """A module that names no mode is affine, whatever the others are: so its maker loads it."""
     sizes = [entry.get(field, default.get(field)) for field in ("bits", "group_size")]
     if any(type(size) is not int or size < 1 for size in sizes):
         raise ModelMismatch(
             f"quantization has bits {sizes[0]!r} and group_size {sizes[1]!r}; "
             "both must be whole numbers of at least 1"
         )
-    return PackFormat(mode, *sizes)
+    return PackFormat(str(entry.get("mode", "affine")), *sizes)
 
 
 def dequantized(
@@ -125,6 +125,8 @@ def dequantized(
             f"{module}: biases {'are missing' if is_affine else 'are there'}; "
             f"mode {form.mode!r} {'needs them' if is_affine else 'has none'}"
         )
+    if biases is not None:  # the sum is rounded once, to `dtype`; the other modes' values are exact
+        scales, biases = scales.astype(dtype), biases.astype(dtype)
     values = mx.dequantize(
         weight, scales, biases, group_size=form.group, bits=form.bits, mode=form.mode
     )

@@ -36,6 +36,7 @@ from target_svc.models.blocks.sigmoid_experts import (
 )
 from target_svc.models.blocks.sinkhorn import SinkhornConnection, StreamShape, write
 from target_svc.models.family import Facts, Inputs, Submit, Tap, arrays_in, blank_ids, write_ids
+from target_svc.models.glm5_names import to_published
 from target_svc.models.state import Rollable, SequenceState
 from target_svc.models.states.channel_recurrent import ChannelRows
 from target_svc.models.states.gated_pools import GatedPools
@@ -597,8 +598,10 @@ def load(folder: Path) -> Model:
     args = ModelArgs.from_config(read_config(folder))
     prefix = text_prefix(folder)
     dropped = _dropped(args, prefix)
-    network = read_network(folder, keep=lambda name: not name.startswith(dropped)).tensors
-    require_exactly(network, expected_shapes(args, prefix), what="target glm5_next")
+    shapes = expected_shapes(args, prefix)
+    stored = read_network(folder, keep=lambda name: not name.startswith(dropped))
+    network = to_published(stored.tensors, shapes)
+    require_exactly(network, shapes, what="target glm5_next")
     return Model(args, Weights(network, prefix))
 
 
