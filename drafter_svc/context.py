@@ -144,6 +144,7 @@ class Context:
         self.session_id = session_id
         self.max_context = max_context
         self.stores = stores
+        self.start = 0  # absolute position of the first row, whatever the windows have dropped
         self.end = 0  # absolute position of the next row; the anchor's, when a draft is asked for
 
     def reset(self, first_pos: int = 0) -> None:
@@ -159,12 +160,14 @@ class Context:
             )
         for store in self.stores:
             store.reset(first_pos)
-        self.end = first_pos
+        self.start = self.end = first_pos
 
     def append(self, rows: Array, first_pos: int, project: Project) -> int:
         """Add features of committed positions; on a device submits the work without waiting.
 
-        Rows below `end` are already there and ignored, so a replay does no harm.
+        Rows below `end` are already there and ignored, so a replay does no harm. Rows that begin
+        before `start` and reach `end` take the context's place: they are a whole one, of which a
+        row sent to an earlier link has come first.
 
         Args:
             rows: float [S, H], the fused features of positions first_pos .. first_pos + S - 1.
@@ -190,6 +193,8 @@ class Context:
                 f"context of {self.session_id!r} would hold {end} positions; "
                 f"at most {self.max_context} were asked for at open"
             )
+        if first_pos < self.start and end >= self.end:
+            self.reset(first_pos)
         if end <= self.end:
             return 0
         fresh = rows[self.end - first_pos :]

@@ -175,6 +175,19 @@ def test_rows_below_the_end_are_ignored(drafter):
     )
 
 
+def test_rows_from_before_the_start_make_the_context_anew(drafter, mixed):
+    """Stops: one row of an earlier link that keeps the whole window, sent after it, out."""
+    rows = features(40)
+    for one in (drafter, mixed):
+        context = fill(one, rows[38:], first_pos=38)
+        assert one.append(context, rows[20:39], 20) == 0  # does not reach the end: kept as it is
+        assert (context.start, context.end) == (38, 40)
+        assert one.append(context, rows[12:], 12) == 28
+        assert (context.start, context.end) == (12, 40)
+        whole = fill(one, rows[12:], first_pos=12)
+        assert (logits(one, context) == logits(one, whole)).all()
+
+
 def test_more_positions_than_asked_for_are_refused(drafter):
     """Stops: a store that wraps over rows it still needs."""
     context = drafter.open("s", 10)
