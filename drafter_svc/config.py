@@ -13,6 +13,7 @@ from typing import Any, Final
 from common.errors import ModelMismatch
 from drafter_svc.fields import read_count, read_number, read_whole, refuse
 from drafter_svc.prior import PriorConfig, read_prior
+from drafter_svc.rope import RopeConfig, read_rope
 
 ARCHITECTURES: Final = ("DFlashDraftModel", "DFlash2DraftModel")
 LAYER_TYPES: Final = ("full_attention", "sliding_attention")
@@ -22,23 +23,9 @@ _SECOND: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 _NOT_BUILT: Final = (
     "attention_bias",
     "attention_sink_bias",
+    "draft_window_size",
     "sample_from_anchor",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary settings; always the drafter's own, never the target's."""
-
-    theta: float
-    kind: str = "default"  # "default" | "linear" | "yarn"
-    factor: float = 1.0
-    original_max_position: int = 0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +91,8 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
     for name in _NOT_BUILT:
         if fields.get(name):
             raise refuse(name, fields[name], "absent or false")
+    if fields.get("hidden_act", "silu") != "silu":
+        raise refuse("hidden_act", fields["hidden_act"], "silu")
     second = _is_second(fields)
     n_layers = read_count(fields, "num_hidden_layers")
     sliding = _sliding(fields, n_layers)
@@ -128,7 +117,7 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         sliding=sliding,
         causal=_causal(fields, sliding, second=second),
         window=read_count(fields, "sliding_window") if any(sliding) else 0,
-        rope=_rope(fields),
+        rope=read_rope(fields),
         conv=_conv(fields, hidden_size) if second else None,
         selector=_selector(fields) if second else None,
         output_multiplier=read_number(fields, "output_multiplier", 1.0),
@@ -136,6 +125,9 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         softcap=read_number(fields, "final_logit_softcapping", 0.0),
         prior=read_prior(fields),
     )
+    if fields.get("draft_vocab_size") not in (None, config.vocab_size):
+        right = f"absent or vocab_size {config.vocab_size}; drafts are ids of the target"
+        raise refuse("draft_vocab_size", fields["draft_vocab_size"], right)
     _check(config)
     return config
 
@@ -186,9 +178,13 @@ def _causal(
     fields: Mapping[str, Any], sliding: tuple[bool, ...], *, second: bool
 ) -> tuple[bool, ...]:
     """DFlash: causal iff sliding, unless the config says; DFlash2 is always bidirectional."""
-    said = fields.get("is_causal")
-    if said is not None and not isinstance(said, bool):
-        raise refuse("is_causal", said, "true, false or null")
+    said, other = fields.get("is_causal"), fields.get("causal")  # mlx-vlm knows both names
+    for name, value in (("is_causal", said), ("causal", other)):
+        if value is not None and not isinstance(value, bool):
+            raise refuse(name, value, "true, false or null")
+    if None not in (said, other) and said != other:
+        raise refuse("causal", other, f"{said!r}, as is_causal")
+    said = other if said is None else said
     if second and said:
         raise refuse("is_causal", said, "false for DFlash2DraftModel")
     if second:
@@ -215,32 +211,6 @@ def default_tap_layer_ids(n_target_layers: int, n_layers: int) -> tuple[int, ...
         return (n_target_layers // 2,)
     span = n_target_layers - 4
     return tuple(round(1 + index * span / (n_layers - 1)) for index in range(n_layers))
-
-
-def _rope(fields: Mapping[str, Any]) -> RopeConfig:
-    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    if kind not in ("default", "linear", "yarn"):
-        raise refuse("rope_type", kind, "default, linear or yarn")
-    partial = scaling.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise refuse("partial_rotary_factor", partial, "1.0; drafters rotate whole heads")
-    known = {**fields, **scaling}
-    return RopeConfig(
-        theta=read_number(known, "rope_theta", 10000.0),
-        kind=kind,
-        factor=read_number(known, "factor", 1.0),
-        original_max_position=read_whole(
-            known,
-            "original_max_position_embeddings",
-            read_whole(known, "max_position_embeddings", 0),
-        ),
-        attention_factor=known.get("attention_factor"),
-        beta_fast=read_number(known, "beta_fast", 32.0),
-        beta_slow=read_number(known, "beta_slow", 1.0),
-        mscale=known.get("mscale"),
-        mscale_all_dim=known.get("mscale_all_dim"),
-    )
 
 
 def _conv(fields: Mapping[str, Any], hidden_size: int) -> ConvConfig:

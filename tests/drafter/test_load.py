@@ -1,6 +1,7 @@
 """Loading: what is refused, by which name, and what the card says."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from support.tiny_drafter import (
 )
 
 from common.errors import ConfigError, ModelMismatch
+from common.wire.version import card_mismatch
 from drafter_svc.config import default_tap_layer_ids, parse_config
 from drafter_svc.load import TARGET_SIDE, load
 from drafter_svc.model import tensor_shapes
+from drafter_svc.rope import RopeConfig
 
 TARGET = {"hidden_size": H, "num_hidden_layers": 8, "vocab_size": 256}
 SLIDING, FULL = "sliding_attention", "full_attention"
+ROPE_FIELDS = "rope_type|partial_rotary|factor|rope_theta"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,8 @@ def target(tmp_path_factory):
         ("block_size", "8"),
         ("mask_token_id", None),
         ("mask_token_id", 256),
+        ("mask_token_id", -1),
+        ("draft_vocab_size", 128),
         ("target_layer_ids", [3, 1]),
         ("target_layer_ids", [1, 8]),
         ("target_layer_ids", []),
@@ -52,10 +58,22 @@ def target(tmp_path_factory):
         ("num_key_value_heads", 3),
         ("head_dim", 15),
         ("tap_contraction", "sum"),
+        ("causal", True),
+        ("causal", "no"),
+        ("hidden_act", "gelu"),
+        ("draft_window_size", 64),
         ("attention_bias", True),
         ("sample_from_anchor", True),
         ("rope_parameters", {"rope_type": "llama3"}),
         ("rope_parameters", {"partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"sliding_attention": {"rope_theta": 1e6}}),
+        ("rope_parameters", {"rope_type": "yarn", "original_max_position_embeddings": 64}),
+        ("rope_parameters", {"rope_type": "linear"}),
+        ("rope_parameters", {"rope_type": "linear", "factor": 0}),
+        ("rope_parameters", {"rope_theta": 5e5}),
+        ("rope_parameters", {"attention_factor": "1"}),
+        ("rope_theta", 0),
+        ("rope_is_neox_style", False),
         ("final_logit_softcapping", -1.0),
         ("hidden_size", None),
         ("architectures", ["Qwen3ForCausalLM"]),
@@ -65,7 +83,7 @@ def target(tmp_path_factory):
 def test_a_config_that_does_not_fit_together_is_refused_by_name(name, value):
     """Stops: a field that is ignored, or a drafter that silently drafts badly."""
     parse_config(tiny_config(TARGET))
-    known = {"architectures": "conv_kernel_size", "rope_parameters": "rope_type|partial_rotary"}
+    known = {"architectures": "conv_kernel_size", "rope_parameters": ROPE_FIELDS}
     with pytest.raises(ModelMismatch, match=f"{name}|{known.get(name, name)}"):
         parse_config(tiny_config(TARGET, **{name: value}))
 
@@ -87,6 +105,7 @@ def test_dflash_fields_may_stand_at_the_root(field):
         (False, [SLIDING, FULL], None, (True, False)),
         (False, [SLIDING, FULL], False, (False, False)),
         (False, [SLIDING, FULL], True, (True, True)),
+        (False, [FULL, FULL], None, (False, False)),
         (True, [SLIDING, FULL], None, (False, False)),
         (True, [SLIDING, SLIDING], False, (False, False)),
     ],
@@ -147,19 +166,62 @@ def test_a_tensor_of_a_wrong_shape_is_refused(tmp_path, target):
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "words"),
     [
-        ({"vocab": 512}, "vocab_size"),
-        ({"hidden": 128}, "hidden_size"),
-        ({"n_layers": 6}, "num_target_layers"),
+        ({"vocab": 512}, "vocab_size is 256, the target has 512"),
+        ({"vocab": 250}, "vocab_size is 256, the target has 250"),
+        ({"hidden": 128}, "hidden_size is 64, the target has 128"),
+        ({"n_layers": 7}, "num_target_layers is 8, the target has 7"),
     ],
 )
-def test_a_drafter_of_another_target_is_refused(tmp_path, target, changes, name):
-    """Stops: pairing by folder names."""
+def test_a_drafter_of_another_target_is_refused(tmp_path, target, changes, words):
+    """Stops: pairing by folder names, and a refusal that leaves the user to find the two sizes."""
     folder = make_tiny_drafter(tmp_path / "d", target)
     other = make_stand_in_target(tmp_path / "t", **changes)
-    with pytest.raises(ModelMismatch, match=f"drafter's {name} is"):
+    with pytest.raises(ModelMismatch, match=f"drafter's {words}"):
         load(folder, other)
+
+
+def test_running_sides_of_different_vocabularies_are_not_paired(tmp_path, target):
+    """Stops: ids of one vocabulary looked up in the other, once both processes run."""
+    card = load(make_tiny_drafter(tmp_path / "d", target), target).card
+    other = replace(card, vocab_size=300)
+    refusal = card_mismatch("target.1", other, "drafter.1", card)
+    assert refusal.startswith("vocab_size differs: target.1 has 300, drafter.1 has 256")
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused_before_it_is_looked_up(tmp_path, target):
+    """Stops: an id that gathers from outside the table, which no device reports."""
+    for mask_id in (256, -1):
+        folder = make_tiny_drafter(tmp_path / str(mask_id), target, mask_token_id=mask_id)
+        with pytest.raises(ModelMismatch, match=rf"mask_token_id is {mask_id}; .* in 0\.\.255"):
+            load(folder, target)
+    load(make_tiny_drafter(tmp_path / "last", target, mask_token_id=255), target)
+
+
+def test_rotary_settings_are_the_drafters_own(tmp_path, target):
+    """Stops: theta, partial rotation or sections taken over from the target."""
+    other = make_stand_in_target(tmp_path / "t")
+    raw = json.loads((other / "config.json").read_text())
+    theirs = {"rope_theta": 5e6, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
+    raw["text_config"] |= {"rope_theta": 5e6, "rope_parameters": theirs}
+    (other / "config.json").write_text(json.dumps(raw | {"rope_theta": 3.0}))
+    folder = make_tiny_drafter(tmp_path / "d", target, rope_theta=777.0)
+    assert load(folder, other).config == load(folder, target).config
+    assert load(folder, other).config.rope == RopeConfig(777.0, original_max_position=4096)
+
+
+@pytest.mark.parametrize("at", ["rope_parameters", "rope_scaling"])
+def test_theta_may_stand_among_the_rotary_settings(at):
+    """Stops: the default theta for files of newer or older loaders."""
+    config = tiny_config(TARGET)
+    del config["rope_theta"]
+    said = {"rope_type": "default", "rope_theta": 5e5}
+    assert parse_config({**config, at: said}).rope.theta == 5e5
+    assert parse_config({**config, at: said, "rope_theta": 5e5}).rope.theta == 5e5
+    both = {"rope_parameters": said, "rope_scaling": {**said, "rope_theta": 2e5}}
+    with pytest.raises(ModelMismatch, match="rope_scaling"):
+        parse_config({**config, **both})
 
 
 def test_a_target_without_an_embedding_is_refused(tmp_path, target):

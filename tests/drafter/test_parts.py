@@ -6,9 +6,8 @@ import pytest
 
 from common.errors import NotFinite
 from drafter_svc import device, host
-from drafter_svc.config import RopeConfig
 from drafter_svc.conv import BlockConv
-from drafter_svc.rope import Rope, pair_order
+from drafter_svc.rope import Rope, RopeConfig, pair_order
 from drafter_svc.selector import CandidateSelector, walk
 
 FORMS = pytest.mark.parametrize("kernels", [host, device], ids=["host", "device"])
@@ -60,6 +59,25 @@ def test_rotation_equals_the_split_half_formula(kernels):
     factors = given(np.ones((2, hd)), kernels)
     turned = kernels.turned(given(x[..., pair_order(hd)], kernels), factors, 0.0, rotation)
     np.testing.assert_allclose(np.array(turned), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_blends_between_its_two_lengths(truncate):
+    """Stops: a band cut to whole dimensions where the config says not to, or a wrong magnitude."""
+    hd, theta, factor, length = 32, 10000.0, 4.0, 512
+    config = RopeConfig(theta, "yarn", factor, length, truncate=truncate)
+    turns = Rope(config, hd).turns(1, 1)[0, 0].astype(np.complex128)
+
+    low, high = (
+        hd * np.log(length / (rotations * 2 * np.pi)) / (2 * np.log(theta)) for rotations in (32, 1)
+    )
+    if truncate:
+        low, high = np.floor(low), np.ceil(high)
+    plain = theta ** -(np.arange(0, hd, 2) / hd)
+    ramp = np.clip((np.arange(hd // 2) - max(low, 0)) / (min(high, hd - 1) - max(low, 0)), 0, 1)
+    expected = plain * (1 - ramp) + plain / factor * ramp
+    np.testing.assert_allclose(np.angle(turns), expected, rtol=1e-5)
+    np.testing.assert_allclose(abs(turns), 1 + 0.1 * np.log(factor), rtol=1e-6)
 
 
 def test_rotations_go_on_where_the_kept_ones_end():

@@ -87,7 +87,15 @@ def tiny_config(target_config, *, is_second=True, **changes):
     return config | {"dflash_config": nested}
 
 
-ROOT_FIELDS = ("is_causal", "rope_parameters", "rope_scaling", "dtype")
+ROOT_FIELDS = (
+    "is_causal",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_is_neox_style",
+    "hidden_act",
+    "draft_vocab_size",
+    "dtype",
+)
 
 
 def tiny_tensors(config, seed=0):
