@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drafter_cases import CASES, LENGTHS, anchor_of, taps_of
+from support.drafter_cases import CASES, LENGTHS, anchor_of, config_of, taps_of
 from support.tiny_drafter import (
     fuse,
     make_stand_in_target,
     make_tiny_drafter,
-    tiny_config,
     tiny_tensors,
 )
 
@@ -41,10 +40,6 @@ def loaded(request, tmp_path_factory, kernels):
         folder / "drafter", target, case.seed, is_second=case.is_second, **case.changes
     )
     return request.param, case, load(drafter, target, kernels)
-
-
-def config_of(case):
-    return tiny_config(case.target_config, is_second=case.is_second, **case.changes)
 
 
 def splits(length, seed):

@@ -4,10 +4,20 @@ What a packed tensor stands for is worked out here in NumPy, not by MLX.
 """
 
 import json
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.drafter_cases import (
+    KEPT_IDS,
+    KEPT_SLOTS,
+    PACKED,
+    RUN_SIZES,
+    anchor_of,
+    config_of,
+    taps_of,
+)
 from support.stored import plain_rows, quantize_rows, write_stored
 from support.tiny import make_tiny_target
 from support.tiny_drafter import (
@@ -19,6 +29,7 @@ from support.tiny_drafter import (
     tiny_tensors,
 )
 
+from common.checkpoint.network import read_network
 from common.errors import ModelMismatch
 from common.wire.version import card_mismatch
 from drafter_svc import device, host
@@ -27,6 +38,7 @@ from drafter_svc.load import load
 from target_svc.models import qwen4_exp
 from target_svc.taps import load_taps
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 GROUP, B = 32, 8
 CODEBOOKS = ("predecessor_codebook", "successor_codebook")
 RANK = {"selector_rank": GROUP}  # so that a row of a codebook is one group
@@ -194,3 +206,26 @@ def test_the_twin_is_not_the_pack():
         twin = plain_twin({"fc.weight": tensors["fc.weight"]}, bits)
         errors.append(np.abs(twin["fc.weight"] - tensors["fc.weight"]).max())
     assert 1e-5 < errors[0] < errors[1] / 8 < 0.1
+
+
+@pytest.mark.parametrize("kernels", [host, device], ids=["host", "device"])
+def test_a_pack_by_mlx_vlm_drafts_what_it_drafts_there(target, kernels):
+    """Stops: names, overrides or a table that only our own writer spells as the reader does.
+
+    The pack is mlx-vlm's, 4 bits and 8 for the codebooks; so are logits and drafts.
+    """
+    drafter = Drafter(load(GOLDEN / "packs" / "drafter", target, kernels))
+    values = read_network(GOLDEN / "packs" / "drafter").tensors
+    plain = {name: np.array(values[name]) for name in ("fc.weight", "hidden_norm.weight")}
+    features = fuse(plain, taps_of(config_of(PACKED), sum(RUN_SIZES)))
+    context = drafter.open("s", 200)
+    with np.load(GOLDEN / "drafter_runs.npz") as goldens:
+        expected = zip(
+            goldens["packed/mlx_vlm/logits"], goldens["packed/mlx_vlm/drafts"], strict=True
+        )
+        for end, (logits, drafts) in zip(np.cumsum(RUN_SIZES).tolist(), expected, strict=True):
+            drafter.append(context, features[context.end : end], context.end)
+            model, anchor = drafter._model, anchor_of(end)
+            found = np.array(model.logits(model.hidden(anchor, context)))
+            np.testing.assert_allclose(found[list(KEPT_SLOTS), KEPT_IDS], logits, atol=1e-4)
+            assert list(drafter.draft(context, anchor, B - 1).draft_ids) == drafts.tolist()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from support.tiny_drafter import H, V
+from support.tiny_drafter import H, V, tiny_config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 TARGET_CONFIG = {"hidden_size": H, "num_hidden_layers": 8, "vocab_size": V}
@@ -69,3 +69,28 @@ def taps_of(config, length):
 def anchor_of(length):
     """The anchor of a context."""
     return (length * 37 + 5) % V
+
+
+#: Drafters that runtimes follow through whole sessions, each with its own cache.
+RUNS = {
+    "second_full": Case(21, changes={"layer_types": [FULL, FULL]}),
+    "second_sliding": Case(22),
+    "second_mixed": Case(23, changes=CASES["second_mixed_layers"].changes),
+    "first_full": Case(24, is_second=False, changes={"layer_types": [FULL, FULL]}),
+    "first_sliding": Case(25, is_second=False),
+    "first_causal": Case(
+        26, is_second=False, changes={"layer_types": [SLIDING, FULL], "is_causal": True}
+    ),
+}
+#: What mlx-vlm packed; ranks and widths are whole groups of 32.
+PACKED = Case(31, changes={"layer_types": [FULL, FULL], "selector_rank": 32})
+RUNTIMES = ("zlab", "zlab_mlx", "mlx_vlm")
+#: Rows per append: beside and beyond the window of 16, single rows over a wrapped store.
+RUN_SIZES = (5, 3, 4, 8, 1, 1, 1, 3, 40, 1, 1, 8)
+#: What is kept of a block's logits [7, V].
+KEPT_SLOTS, KEPT_IDS = (0, 3, 6), slice(None, None, 8)
+
+
+def config_of(case):
+    """A case's config.json."""
+    return tiny_config(case.target_config, is_second=case.is_second, **case.changes)
