@@ -22,6 +22,7 @@ _DEVICES: Final = ("auto", "cpu", "gpu")
 _BUILDS: Final = ("auto", "whole", "pipelined")
 _FILLS: Final = ("auto", "eager", "deferred")
 _AHEAD: Final = ("auto", "on", "overlap", "off")
+_KEEPS: Final = ("auto", "on", "off")
 _WIDTHS: Final = ("auto", "fixed", *map(str, range(1, 17)))  # a verify has at most 16 rows
 
 
@@ -116,6 +117,7 @@ class TargetConfig(_Checked):
     pipeline_layers: int = _key(0, "layers per hand-over to the device; 0: by device", 0, 1024)
     ple: str = _name("auto", "gather n-gram rows before or after a graph is built", *_FILLS)
     prebuild: str = _name("auto", "build the next graph while waiting, or while one runs", *_AHEAD)
+    keep_packed: str = _name("auto", "multiply packed weights as they are; auto: on a GPU", *_KEEPS)
     ready_timeout_s: float = _key(300.0, "longest time from start to ready", 1)
     restarts: int = _key(3, "how often a dead process is started again", 0)
     backoff_s: float = _key(0.5, "wait before the first restart; doubles up to 30 s", 0, 30)

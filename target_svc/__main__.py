@@ -23,6 +23,7 @@ from target_svc.build import DEFERRED, WHOLE  # noqa: E402
 from target_svc.direct import serve_lines  # noqa: E402
 from target_svc.engine import Engine  # noqa: E402
 from target_svc.load import EngineOptions, load_engine  # noqa: E402
+from target_svc.models.blocks.linear import holds_packed  # noqa: E402
 from target_svc.score import parse_feed, read_ids  # noqa: E402
 from target_svc.score import score as score_ids  # noqa: E402
 from target_svc.service import TargetService  # noqa: E402
@@ -61,6 +62,7 @@ def options_of(
         is_deferred=None if target.ple == "auto" else target.ple == DEFERRED,
         prebuilds=None if target.prebuild == "auto" else target.prebuild != "off",
         overlaps=target.prebuild == "overlap",
+        keep_packed=None if target.keep_packed == "auto" else target.keep_packed == "on",
         source=_asked_source(policy, drafter),
         copies=policy.copies if policy else AUTO,
     )
@@ -106,6 +108,7 @@ def notes_of(engine: Engine) -> dict[str, Scalar]:
         "blas_threads": environment().get("OPENBLAS_NUM_THREADS", ""),
         "build": engine.plan.build.name,
         "prebuild": _prebuild_of(engine.plan),
+        "weights": "packed" if holds_packed(engine.model) else "plain",
         "source": engine.card.armed.source,
         "copies": engine.card.armed.copies,
         **({"drafting off": engine.card.refusal} if engine.card.refusal else {}),

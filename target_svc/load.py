@@ -4,10 +4,9 @@ Owns which file gives what, and the target's fingerprints. Does not know session
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from common.checkpoint.fingerprint import fingerprint_module, fingerprint_tokenizer
 from common.checkpoint.index import read_config
@@ -29,8 +28,16 @@ from target_svc.verify import VerifyPlan
 
 logger = logging.getLogger(__name__)
 
+
+class Loader(Protocol):
+    """Loads a target of one family."""
+
+    def __call__(self, folder: Path, *, keep_packed: bool | None = False) -> Model:
+        """Read the checkpoint; `keep_packed` as in `EngineOptions`."""
+
+
 #: Published model_type -> the loader of its family.
-FAMILIES: Final[dict[str, Callable[[Path], Model]]] = {
+FAMILIES: Final[dict[str, Loader]] = {
     "qwen4_exp": qwen4_exp.load,
     "qwen4_exp_text": qwen4_exp.load,
     "glm5_next": glm5_next.load,
@@ -63,6 +70,7 @@ class EngineOptions:
     is_deferred: bool | None = None  # fill leaves as late as can be; None chooses by device
     prebuilds: bool | None = None  # build the next verify's graph ahead; None chooses by device
     overlaps: bool = False  # build ahead while a plain round, or a chunk of the prompt, runs
+    keep_packed: bool | None = None  # multiply packs as they are; None does on a GPU
     max_rows: int = 16
     source: str = AUTO  # who drafts, one of `common.sources.ASKED`
     copies: str = AUTO  # one of `common.sources.COPIES`
@@ -97,7 +105,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
         raise ModelMismatch(
             f"target's model_type is {model_type!r}; implemented are {list(FAMILIES)}"
         )
-    model = FAMILIES[model_type](target)
+    model = FAMILIES[model_type](target, keep_packed=options.keep_packed)
     tokenizer = load_tokenizer(target)
     n_entries, vocab = tokenizer.get_vocab_size(), model.facts.vocab_size
     if n_entries > vocab:
@@ -109,7 +117,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
     max_rows = options.verify_width or options.max_rows
     refusal = _refusal(model, max_rows, options)
     armed = arm(options.source, options.copies, Present(drafter is not None, own_head, refusal))
-    taps, hashes = _taps_of(armed, target, drafter, model)
+    taps, hashes = _taps_of(armed, target, drafter, model, options)
     context_len = min(options.max_context or model.facts.context_len, model.facts.context_len)
     wire = _card(target, model_type, model, context_len, taps, hashes)
     return Engine(
@@ -135,11 +143,11 @@ def _refusal(model: Model, max_rows: int, options: EngineOptions) -> str:
 
 
 def _taps_of(
-    armed: Armed, target: Path, drafter: Path | None, model: Model
+    armed: Armed, target: Path, drafter: Path | None, model: Model, options: EngineOptions
 ) -> tuple[Taps | HeadTaps | None, TapHashes | None]:
     """What the armed source reads of every forward."""
     if armed.source == MTP and isinstance(model, qwen4_exp.Model):
-        head = qwen4_mtp.load_head(target, model)
+        head = qwen4_mtp.load_head(target, model, keep_packed=options.keep_packed)
         return HeadTaps(head, model.facts.n_layers, model.args.stream_width), None
     if armed.source == DRAFTER and drafter is not None:
         return load_taps(drafter, model)

@@ -1,8 +1,9 @@
-"""Read a network's tensors from any published form, by published names and in plain values.
+"""Read a network's tensors from any published form, by published names.
 
-Owns the order: put quantized modules together, dequantize, rename, stack experts, turn kernels.
-Does not know any network: a family says which names it wants and which of its norms are stored
-around zero. Invariant: what a family gets does not depend on who packed the checkpoint.
+Owns the order: put quantized modules together, rename, stack experts, turn kernels. Packed matrices
+stay packed until somebody asks for their values. Does not know any network: a family says which
+names it wants and which of its norms are stored around zero. Invariant: the names, shapes and
+values that a family gets do not depend on who packed the checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 from common.checkpoint.index import TensorSpan, index_tensors, read_config
+from common.checkpoint.matrix import Matrix, Packed, join, stack, values_of
 from common.checkpoint.names import FP8_SCALES, TEXT_PREFIXES, is_pack, published
-from common.checkpoint.packed import PackFormats, block_shape, dequantized, from_fp8
+from common.checkpoint.packed import PackFormats, block_shape, check_packed, from_fp8
 from common.checkpoint.weights import working_dtype
 from common.errors import ModelMismatch
 
@@ -27,12 +29,18 @@ class Stored:
     """A checkpoint's tensors, by published names.
 
     Attributes:
-        tensors: plain values; float32 on CPU, elsewhere as stored, or 16 bits where packed.
+        matrices: as they are stored; their values are float32 on CPU, elsewhere of the stored
+            dtype, or of 16 bits where packed.
         is_pack: stored by a pack maker, who may have added 1 to norms.
     """
 
-    tensors: dict[str, mx.array]
+    matrices: dict[str, Matrix]
     is_pack: bool
+
+    @property
+    def tensors(self) -> dict[str, mx.array]:
+        """Plain values."""
+        return {name: values_of(value) for name, value in self.matrices.items()}
 
 
 def read_network(folder: Path, *, keep: Callable[[str], bool] = lambda name: True) -> Stored:
@@ -51,8 +59,8 @@ def read_network(folder: Path, *, keep: Callable[[str], bool] = lambda name: Tru
     spans = index_tensors(folder)
     raw = _read(spans, keep)
     plain = _without_fp8(raw, block_shape(config))
-    plain = _without_packs(plain, PackFormats(config))
-    tensors = stack_experts({published(name): value for name, value in plain.items()})
+    found = _put_together(plain, PackFormats(config))
+    tensors = stack_experts({published(name): value for name, value in found.items()})
     return Stored(_turn_convolutions(tensors), is_pack(list(spans)))
 
 
@@ -70,7 +78,7 @@ def text_prefix(folder: Path) -> str:
 
 def centre_norms(
     stored: Stored, suffixes: Sequence[str], *, is_baked: bool, what: str
-) -> dict[str, mx.array]:
+) -> dict[str, Matrix]:
     """Bring norm weights that a network uses as `1 + w` to that form.
 
     Args:
@@ -85,21 +93,22 @@ def centre_norms(
     Raises:
         ModelMismatch: the values say something else than the mark.
     """
-    names = [name for name in stored.tensors if name.endswith(tuple(suffixes))]
-    if not names:
-        return stored.tensors
-    mean = float(mx.mean(mx.concatenate([stored.tensors[name].reshape(-1) for name in names])))
+    found = stored.matrices
+    norms = {n: values_of(v) for n, v in found.items() if n.endswith(tuple(suffixes))}
+    if not norms:
+        return found
+    mean = float(mx.mean(mx.concatenate([value.reshape(-1) for value in norms.values()])))
     if (mean > _BAKED) != is_baked:
         raise ModelMismatch(
-            f"norms of {what}, such as {names[0]}, have mean {mean:.3f}; this kind of checkpoint "
-            f"stores them around {int(is_baked)}; convert it again from the published one"
+            f"norms of {what}, such as {next(iter(norms))}, have mean {mean:.3f}; this kind of "
+            f"checkpoint stores them around {int(is_baked)}; convert the published one again"
         )
     if not is_baked:
-        return stored.tensors
-    return stored.tensors | {name: stored.tensors[name] - 1.0 for name in names}
+        return found
+    return found | {name: value - 1.0 for name, value in norms.items()}
 
 
-def stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def stack_experts(tensors: Mapping[str, Matrix]) -> dict[str, Matrix]:
     """Bring experts to the published form: `experts.gate_up_proj` and `experts.down_proj`.
 
     Taken are one tensor per expert, and one per projection of all experts (`switch_mlp`).
@@ -107,9 +116,9 @@ def stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     Raises:
         ModelMismatch: an expert or one of its projections is missing.
     """
-    fused: dict[str, mx.array] = {}
-    single: dict[str, dict[int, dict[str, mx.array]]] = {}
-    joint: dict[str, dict[str, mx.array]] = {}
+    fused: dict[str, Matrix] = {}
+    single: dict[str, dict[int, dict[str, Matrix]]] = {}
+    joint: dict[str, dict[str, Matrix]] = {}
     for name, value in tensors.items():
         at, found, rest = name.partition(".experts.")
         number, _, part = rest.partition(".")
@@ -124,20 +133,17 @@ def stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         fused |= _stacked(at + ".experts.", experts)
     for at, parts in joint.items():
         _require_parts(at + ".switch_mlp.", parts, _PARTS[:2])
-        fused[at + ".experts.gate_up_proj"] = mx.concatenate(
-            [parts[_PARTS[0]], parts[_PARTS[1]]], axis=1
-        )
+        fused[at + ".experts.gate_up_proj"] = join([parts[_PARTS[0]], parts[_PARTS[1]]])
     return fused
 
 
-def _stacked(at: str, experts: Mapping[int, Mapping[str, mx.array]]) -> dict[str, mx.array]:
+def _stacked(at: str, experts: Mapping[int, Mapping[str, Matrix]]) -> dict[str, Matrix]:
     for number in range(len(experts)):
         _require_parts(f"{at}{number}.", experts.get(number, {}), _PARTS)
     rows = [experts[number] for number in range(len(experts))]
-    gate_up = mx.stack([mx.concatenate([row[_PARTS[0]], row[_PARTS[1]]]) for row in rows])
     return {
-        at + "gate_up_proj": gate_up,
-        at + "down_proj": mx.stack([row[_PARTS[2]] for row in rows]),
+        at + "gate_up_proj": stack([join([row[_PARTS[0]], row[_PARTS[1]]]) for row in rows]),
+        at + "down_proj": stack([row[_PARTS[2]] for row in rows]),
     }
 
 
@@ -189,8 +195,9 @@ def _without_fp8(raw: Mapping[str, mx.array], block: tuple[int, int]) -> dict[st
     return plain
 
 
-def _without_packs(raw: Mapping[str, mx.array], formats: PackFormats) -> dict[str, mx.array]:
-    plain: dict[str, mx.array] = {}
+def _put_together(raw: Mapping[str, mx.array], formats: PackFormats) -> dict[str, Matrix]:
+    """Weights with their scales and biases as one; the rest in the dtype that is worked with."""
+    found: dict[str, Matrix] = {}
     for name, value in raw.items():
         if name.endswith((".scales", ".biases")):
             if _owner(name, raw) not in raw:
@@ -199,19 +206,33 @@ def _without_packs(raw: Mapping[str, mx.array], formats: PackFormats) -> dict[st
         module = name.removesuffix(".weight")
         scales = raw.get(module + ".scales")
         if scales is None:
-            plain[name] = _plain(value)
-            continue
-        biases = raw.get(module + ".biases")
-        dtype = working_dtype(scales.dtype if biases is not None else mx.bfloat16)
-        plain[name] = dequantized(module, value, scales, biases, formats.of(module), dtype)
-    return plain
+            found[name] = _plain(value)
+        else:
+            biases = raw.get(module + ".biases")
+            found[name] = _packed(module, value, scales, biases, formats)
+    return found
 
 
-def _turn_convolutions(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def _packed(
+    module: str,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    formats: PackFormats,
+) -> Packed:
+    form = formats.of(module)
+    check_packed(module, weight, scales, biases, form)
+    if biases is None:
+        return Packed(weight, scales, None, form, working_dtype(mx.bfloat16))
+    dtype = working_dtype(scales.dtype)  # before the sum, which is then rounded once, to `dtype`
+    return Packed(weight, scales.astype(dtype), biases.astype(dtype), form, dtype)
+
+
+def _turn_convolutions(tensors: Mapping[str, Matrix]) -> dict[str, Matrix]:
     """Bring depthwise kernels to the published [C, 1, K]."""
     return {
-        name: mx.moveaxis(value, 1, 2)
-        if name.endswith("conv1d.weight") and value.ndim == 3 and value.shape[1] != 1
+        name: mx.moveaxis(values_of(value), 1, 2)
+        if name.endswith("conv1d.weight") and len(value.shape) == 3 and value.shape[1] != 1
         else value
         for name, value in tensors.items()
     }

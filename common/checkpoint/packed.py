@@ -1,8 +1,8 @@
 """Quantized tensors as they lie on disk, and their values.
 
 Owns which formats are known, the check of a stored tensor against the format its config states,
-and dequantizing. Does not know networks. Formats: MLX packs (affine of 2 to 8 bits, mxfp4, mxfp8,
-nvfp4; a default and overrides per module) and Hugging Face FP8 (E4M3 with block scales).
+and the values of FP8. Does not know networks. Formats: MLX packs (affine of 2 to 8 bits, mxfp4,
+mxfp8, nvfp4; a default and overrides per module) and Hugging Face FP8 (E4M3 with block scales).
 Invariant: bits and group come from the config and are proved by the shapes; a tensor whose shapes
 say something else is an error.
 
@@ -88,15 +88,10 @@ def _format(entry: Mapping[str, Any], default: Mapping[str, Any]) -> PackFormat:
     return PackFormat(str(entry.get("mode", "affine")), *sizes)
 
 
-def dequantized(
-    module: str,
-    weight: mx.array,
-    scales: mx.array,
-    biases: mx.array | None,
-    form: PackFormat,
-    dtype: mx.Dtype,
-) -> mx.array:
-    """The values of a packed tensor.
+def check_packed(
+    module: str, weight: mx.array, scales: mx.array, biases: mx.array | None, form: PackFormat
+) -> None:
+    """Hold a packed tensor against the format that the config states for it.
 
     Args:
         module: its path, for the message.
@@ -104,10 +99,6 @@ def dequantized(
         scales: [.., out, in / group].
         biases: like scales, in mode "affine" only.
         form: what the config states.
-        dtype: of the result.
-
-    Returns:
-        [.., out, in]; lazy.
 
     Raises:
         ModelMismatch: shapes or dtype contradict the format.
@@ -125,12 +116,6 @@ def dequantized(
             f"{module}: biases {'are missing' if is_affine else 'are there'}; "
             f"mode {form.mode!r} {'needs them' if is_affine else 'has none'}"
         )
-    if biases is not None:  # the sum is rounded once, to `dtype`; the other modes' values are exact
-        scales, biases = scales.astype(dtype), biases.astype(dtype)
-    values = mx.dequantize(
-        weight, scales, biases, group_size=form.group, bits=form.bits, mode=form.mode
-    )
-    return values.astype(dtype)
 
 
 def block_shape(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from common.checkpoint.matrix import Matrix
 from common.errors import ModelMismatch
 
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -27,7 +28,7 @@ def working_dtype(stored: mx.Dtype) -> mx.Dtype:
 
 
 def require_exactly(
-    tensors: Mapping[str, mx.array], shapes: Mapping[str, tuple[int, ...]], *, what: str
+    tensors: Mapping[str, Matrix], shapes: Mapping[str, tuple[int, ...]], *, what: str
 ) -> None:
     """Check names and shapes both ways.
 

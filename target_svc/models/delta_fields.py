@@ -4,12 +4,11 @@ Owns their spellings, the same in every family that has such layers. Does not kn
 what stands around the layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-import mlx.core as mx
-
 from target_svc.models.blocks.gated_delta import DeltaShape, DeltaWeights
+from target_svc.models.blocks.linear import Tensors
 
 #: Names in the order of `DeltaWeights`.
 NAMES: Final = (
@@ -58,6 +57,6 @@ def tensor_shapes(at: str, shape: DeltaShape, hidden: int) -> dict[str, tuple[in
     return {at + name: size for name, size in zip(NAMES, sizes, strict=True)}
 
 
-def take_weights(take: Callable[[str], mx.array], at: str) -> DeltaWeights:
-    """The weights of a layer whose names begin with `at`, each handed over by `take`."""
-    return DeltaWeights(*(take(at + name) for name in NAMES))
+def take_weights(tensors: Tensors, at: str) -> DeltaWeights:
+    """Take the weights of a layer whose names begin with `at`."""
+    return DeltaWeights(*tensors.all_of(at, NAMES))

@@ -11,6 +11,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix, rows_of, values_of
 from common.errors import ModelMismatch
 
 _RENAMED: Final = ((".attn_hc.", ".hc_attn_"), (".ffn_hc.", ".hc_ffn_"))
@@ -31,8 +32,8 @@ _VALUES: Final = "self_attn.unembed_out.weight"
 
 
 def to_published(
-    tensors: Mapping[str, mx.array], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, mx.array]:
+    tensors: Mapping[str, Matrix], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Matrix]:
     """Take apart what a maker put together.
 
     Args:
@@ -42,7 +43,7 @@ def to_published(
     Raises:
         ModelMismatch: a joined tensor has other rows than its parts, or half of a pair is missing.
     """
-    found: dict[str, mx.array] = {}
+    found: dict[str, Matrix] = {}
     for name, value in tensors.items():
         joined = next((end for end in _JOINED if name.endswith(end)), None)
         if joined is not None:
@@ -62,8 +63,8 @@ def _renamed(name: str) -> str:
 
 
 def _apart(
-    name: str, value: mx.array, joined: str, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, mx.array]:
+    name: str, value: Matrix, joined: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Matrix]:
     at = name.removesuffix(joined) + joined.split(".", 1)[0] + "."
     names = [at + part for part in _JOINED[joined]]
     rows = [shapes.get(part, (0,))[0] for part in names]
@@ -72,19 +73,20 @@ def _apart(
             f"{name} has {value.shape[0]} rows; by the config it holds {names} of {rows}"
         )
     if joined == _KERNELS and value.shape[1] != 1:
-        value = mx.moveaxis(value, 1, 2)
+        value = mx.moveaxis(values_of(value), 1, 2)
     ends = [sum(rows[: index + 1]) for index in range(len(rows))]
     return {
-        part: value[end - count : end] for part, end, count in zip(names, ends, rows, strict=True)
+        part: rows_of(value, slice(end - count, end))
+        for part, end, count in zip(names, ends, rows, strict=True)
     }
 
 
-def _latent_rows(at: str, keys: mx.array, tensors: Mapping[str, mx.array]) -> mx.array:
+def _latent_rows(at: str, keys: Matrix, tensors: Mapping[str, Matrix]) -> mx.array:
     """`kv_b_proj` [heads (key + value), rank], a head's keys before its values."""
     values = tensors.get(at + _VALUES)
     if values is None or values.shape[0] != keys.shape[0]:
         raise ModelMismatch(
             f"{at}{_KEYS} is {list(keys.shape)}; {at}{_VALUES} must be there for as many heads"
         )
-    both = mx.concatenate([keys.swapaxes(1, 2), values], axis=1)
+    both = mx.concatenate([values_of(keys).swapaxes(1, 2), values_of(values)], axis=1)
     return both.reshape(-1, both.shape[-1])

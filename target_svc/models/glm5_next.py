@@ -20,6 +20,7 @@ from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models.blocks.kimi_delta import KimiDelta, KimiShape, KimiWeights
 from target_svc.models.blocks.latent_attention import LatentAttention, LatentShape, LatentWeights
+from target_svc.models.blocks.linear import Embedding, Linear, Tensors
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.pooled_index import (
     IndexShape,
@@ -321,17 +322,17 @@ class Model:
     def __init__(self, args: ModelArgs, weights: "Weights") -> None:
         self.args = args
         self.facts = _facts(args, weights.prefix)
-        self._embedding = weights.take(weights.prefix + "embed_tokens.weight")
+        embedding = weights.tensors.matrix(weights.prefix + "embed_tokens.weight")
+        self._embedding = Embedding(embedding)
         self.dtype = self._embedding.dtype
-        head = self._embedding if args.tied else weights.take("lm_head.weight")
-        self._head = mx.contiguous(head.T)
+        self._head = Linear(embedding if args.tied else weights.tensors.matrix("lm_head.weight"))
         self.layers: list[DecoderLayer] = []
         for index in range(len(args.layer_types)):
             layer = weights.layer(args, index)
             mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
             self.layers.append(layer)
-        self._norm = RmsNorm(weights.take(weights.prefix + "norm.weight"), args.eps)
-        mx.eval(self._embedding, self._head, arrays_in(self._norm))
+        self._norm = RmsNorm(weights.tensors.take(weights.prefix + "norm.weight"), args.eps)
+        mx.eval(arrays_in([self._embedding, self._head, self._norm]))
 
     # ------------------------------------------------------------------ state
 
@@ -373,7 +374,7 @@ class Model:
         """See `family.Model`; residual rows are streams [R, S, H]."""
         args, rows = self.args, inputs.rows
         state.captured = rows
-        embedded = self._embedding[inputs.ids][:, None, :]
+        embedded = self._embedding(inputs.ids)[:, None, :]
         streams = mx.broadcast_to(embedded, (rows, args.streams.streams, args.hidden))
         plan = plan_rows(state.base, rows)
         n_linear = 0
@@ -393,7 +394,7 @@ class Model:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Scores [R, V] of hidden rows [R, H]."""
-        return hidden @ self._head
+        return self._head(hidden)
 
     def contract(self, kind: str, layer: int, streams: mx.array) -> mx.array:
         """One tap [R, H] of streams [R, S, H]: their plain mean, the one contraction here."""
@@ -432,19 +433,16 @@ def _facts(args: ModelArgs, prefix: str) -> Facts:
 
 
 class Weights:
-    """Tensors by published name, each taken once, so that it is freed when its block is made.
+    """Blocks of the network, made of its tensors.
 
     Attributes:
+        tensors: what is left of them.
         prefix: of the text part's names, one of `TEXT_PREFIXES`.
     """
 
-    def __init__(self, tensors: dict[str, mx.array], prefix: str) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Tensors, prefix: str) -> None:
+        self.tensors = tensors
         self.prefix = prefix
-
-    def take(self, name: str) -> mx.array:
-        """Hand one tensor over."""
-        return self._tensors.pop(name)
 
     def layer(self, args: ModelArgs, index: int) -> DecoderLayer:
         """Build one layer."""
@@ -457,7 +455,7 @@ class Weights:
         )
 
     def _around(self, at: str, norm: str, args: ModelArgs) -> SubLayer:
-        fn, base, scale = (self.take(at + name) for name in ("fn", "base", "scale"))
+        fn, base, scale = (self.tensors.take(at + name) for name in ("fn", "base", "scale"))
         return SubLayer(
             SinkhornConnection(
                 fn.astype(mx.float32),
@@ -465,15 +463,15 @@ class Weights:
                 scale.astype(mx.float32),
                 args.streams,
             ),
-            RmsNorm(self.take(norm), args.eps),
+            RmsNorm(self.tensors.take(norm), args.eps),
         )
 
     def _mixer(self, at: str, args: ModelArgs, index: int) -> KimiDelta | LatentAttention:
         if args.layer_types[index] == LINEAR:
-            kimi = KimiWeights(*(self.take(at + name) for name in _KIMI))
+            kimi = KimiWeights(*self.tensors.all_of(at, _KIMI))
             return KimiDelta(kimi, args.kimi, args.eps)
-        indexer = PooledIndex(IndexWeights(*(self.take(at + name) for name in _INDEX)), args.index)
-        latent = LatentWeights(*(self.take(at + name) for name in _LATENT))
+        indexer = PooledIndex(IndexWeights(*self.tensors.all_of(at, _INDEX)), args.index)
+        latent = LatentWeights(*self.tensors.all_of(at, _LATENT))
         return LatentAttention(latent, indexer, args.latent, args.eps)
 
     def _mlp(self, at: str, args: ModelArgs, index: int) -> ClampedMlp | SigmoidExperts:
@@ -482,15 +480,15 @@ class Weights:
             return self._clamped(at, limit)
         shared = self._clamped(at + "shared_experts.", limit)
         weights = SigmoidExpertWeights(
-            router=self.take(at + "gate.weight"),
-            correction=self.take(at + "gate.e_score_correction_bias"),
-            gate_up=self.take(at + "experts.gate_up_proj"),
-            down=self.take(at + "experts.down_proj"),
+            router=self.tensors.take(at + "gate.weight"),
+            correction=self.tensors.take(at + "gate.e_score_correction_bias"),
+            gate_up=self.tensors.matrix(at + "experts.gate_up_proj"),
+            down=self.tensors.matrix(at + "experts.down_proj"),
         )
         return SigmoidExperts(weights, shared, args.choice)
 
     def _clamped(self, at: str, limit: float) -> ClampedMlp:
-        gate, up, down = (self.take(at + name) for name in _MLP)
+        gate, up, down = self.tensors.all_of(at, _MLP)
         return ClampedMlp(gate, up, down, limit)
 
 
@@ -588,8 +586,12 @@ def _expert_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
 # --------------------------------------------------------------------------- loading
 
 
-def load(folder: Path) -> Model:
-    """Load a target in the published format, strictly.
+def load(folder: Path, *, keep_packed: bool | None = False) -> Model:
+    """Load a target in the published format, or packed, strictly.
+
+    Args:
+        folder: of the checkpoint.
+        keep_packed: see `Tensors`.
 
     Raises:
         ConfigError: a file is missing or not JSON.
@@ -600,9 +602,9 @@ def load(folder: Path) -> Model:
     dropped = _dropped(args, prefix)
     shapes = expected_shapes(args, prefix)
     stored = read_network(folder, keep=lambda name: not name.startswith(dropped))
-    network = to_published(stored.tensors, shapes)
+    network = to_published(stored.matrices, shapes)
     require_exactly(network, shapes, what="target glm5_next")
-    return Model(args, Weights(network, prefix))
+    return Model(args, Weights(Tensors(network, keep_packed=keep_packed), prefix))
 
 
 def _dropped(args: ModelArgs, prefix: str) -> tuple[str, ...]:

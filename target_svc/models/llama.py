@@ -16,6 +16,7 @@ from common.checkpoint.network import read_network
 from common.checkpoint.weights import require_exactly
 from target_svc.models import config as fields
 from target_svc.models.blocks.attention import HeadShape
+from target_svc.models.blocks.linear import Tensors
 from target_svc.models.blocks.rope import RopeTable, frequencies
 from target_svc.models.residual import (
     ResidualModel,
@@ -102,8 +103,12 @@ def expected_shapes(args: ModelArgs) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load(folder: Path) -> ResidualModel:
-    """Load a target in the published format, strictly.
+def load(folder: Path, *, keep_packed: bool | None = False) -> ResidualModel:
+    """Load a target in the published format, or packed, strictly.
+
+    Args:
+        folder: of the checkpoint.
+        keep_packed: see `Tensors`.
 
     Raises:
         ConfigError: a file is missing or not JSON.
@@ -111,9 +116,9 @@ def load(folder: Path) -> ResidualModel:
     """
     args = ModelArgs.from_config(read_config(folder))
     dropped = (BUFFER, HEAD) if args.tied else (BUFFER,)  # some keep a copy of a tied head
-    network = read_network(folder, keep=lambda name: not name.endswith(dropped)).tensors
+    network = read_network(folder, keep=lambda name: not name.endswith(dropped)).matrices
     require_exactly(network, expected_shapes(args), what="target llama")
-    weights = Weights(network)
+    weights = Weights(Tensors(network, keep_packed=keep_packed))
     ends = weights.ends(PREFIX, args.eps, tied=args.tied)
     dtype = ends.embedding.dtype
     rope = RopeTable(args.rope_theta, args.rotary, args.heads.head_dim, dtype, args.turning)

@@ -19,8 +19,9 @@ from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
 from target_svc.models import config as fields
 from target_svc.models.blocks.attention import HeadShape
+from target_svc.models.blocks.linear import Tensors
 from target_svc.models.blocks.mlp import Mlp
-from target_svc.models.blocks.moe import Experts, ExpertWeights
+from target_svc.models.blocks.moe import Experts
 from target_svc.models.blocks.rope import RopeTable, frequencies
 from target_svc.models.residual import (
     ResidualModel,
@@ -145,8 +146,12 @@ def expected_shapes(args: ModelArgs) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load(folder: Path) -> ResidualModel:
-    """Load a target in the published format, strictly.
+def load(folder: Path, *, keep_packed: bool | None = False) -> ResidualModel:
+    """Load a target in the published format, or packed, strictly.
+
+    Args:
+        folder: of the checkpoint.
+        keep_packed: see `Tensors`.
 
     Raises:
         ConfigError: a file is missing or not JSON.
@@ -155,9 +160,9 @@ def load(folder: Path) -> ResidualModel:
     config = read_config(folder)
     args = ModelArgs.from_config(config)
     # Small published checkpoints keep a copy of the tied head.
-    network = read_network(folder, keep=lambda name: not (args.tied and name == HEAD)).tensors
+    network = read_network(folder, keep=lambda name: not (args.tied and name == HEAD)).matrices
     require_exactly(network, expected_shapes(args), what=f"target {config.get('model_type')}")
-    weights = Weights(network)
+    weights = Weights(Tensors(network, keep_packed=keep_packed))
     ends = weights.ends(PREFIX, args.eps, tied=args.tied)
     rotary, dtype = 2 * args.turning.size, ends.embedding.dtype
     rope = RopeTable(args.rope_theta, rotary, args.heads.head_dim, dtype, args.turning)
@@ -174,9 +179,5 @@ def load(folder: Path) -> ResidualModel:
 def _mlp(weights: Weights, args: ModelArgs, index: int, at: str) -> Mlp | Experts:
     if args.experts is None or not args.has_experts[index]:
         return weights.mlp(at)
-    taken = ExpertWeights(
-        router=weights.take(at + "gate.weight"),
-        gate_up=weights.take(at + "experts.gate_up_proj"),
-        down=weights.take(at + "experts.down_proj"),
-    )
-    return Experts(taken, args.experts.chosen, normalize=args.experts.normalize, gain=1.0)
+    experts = args.experts
+    return Experts(weights.experts(at), experts.chosen, normalize=experts.normalize, gain=1.0)

@@ -6,7 +6,7 @@ Norms are stored around zero, those after DeltaNet as they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,9 @@ from target_svc.models import config as fields
 from target_svc.models import delta_fields
 from target_svc.models.blocks.attention import Attention, HeadShape
 from target_svc.models.blocks.gated_delta import DeltaShape, GatedDelta
-from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.linear import Tensors
 from target_svc.models.blocks.mlp import Mlp
-from target_svc.models.blocks.moe import Experts, ExpertWeights
+from target_svc.models.blocks.moe import Experts
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.rope import RopeTable, frequencies
 from target_svc.models.family import arrays_in
@@ -188,8 +188,12 @@ def _mlp_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
 # --------------------------------------------------------------------------- loading
 
 
-def load(folder: Path) -> ResidualModel:
-    """Load a target in the published format, strictly.
+def load(folder: Path, *, keep_packed: bool | None = False) -> ResidualModel:
+    """Load a target in the published format, or packed, strictly.
+
+    Args:
+        folder: of the checkpoint.
+        keep_packed: see `Tensors`.
 
     Raises:
         ConfigError: a file is missing or not JSON.
@@ -204,7 +208,7 @@ def load(folder: Path) -> ResidualModel:
     # Pack makers of this family add 1 to the norms.
     network = centre_norms(stored, _CENTRED, is_baked=stored.is_pack, what=what)
     require_exactly(network, expected_shapes(args, prefix), what=what)
-    weights = Weights(network)
+    weights = Weights(Tensors(network, keep_packed=keep_packed))
     ends = weights.ends(prefix, args.eps, tied=args.tied, centre=1.0)
     rotary, dtype = 2 * args.turning.size, ends.embedding.dtype
     rope = RopeTable(args.rope_theta, rotary, args.heads.head_dim, dtype, args.turning)
@@ -219,9 +223,9 @@ def _layer(
 ) -> ResidualLayer:
     at = f"{prefix}layers.{index}."
     layer = ResidualLayer(
-        RmsNorm(1.0 + weights.take(at + "input_layernorm.weight"), args.eps),
+        RmsNorm(1.0 + weights.tensors.take(at + "input_layernorm.weight"), args.eps),
         _mixer(weights, args, at, index, rope),
-        RmsNorm(1.0 + weights.take(at + "post_attention_layernorm.weight"), args.eps),
+        RmsNorm(1.0 + weights.tensors.take(at + "post_attention_layernorm.weight"), args.eps),
         _mlp(weights, args, at + "mlp."),
     )
     mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
@@ -234,10 +238,8 @@ def _mixer(
     if args.layer_types[index] != LINEAR:
         taken = weights.heads(at + "self_attn.", centre=1.0)
         return DenseMixer(index, Attention(taken, args.heads, rope, args.eps), args.heads)
-    rule = delta_fields.take_weights(weights.take, at + "linear_attn.")
-    # The block's result is times `WRITE_GAIN`, for streams; halving is exact.
-    halved = replace(rule, out=rule.out / WRITE_GAIN)
-    delta = GatedDelta(halved, args.delta, args.eps)
+    rule = delta_fields.take_weights(weights.tensors, at + "linear_attn.")
+    delta = GatedDelta(rule, args.delta, args.eps, gain=1.0)
     place = args.layer_types[:index].count(LINEAR)
     return DeltaMixer(index, place, delta, args.delta)
 
@@ -245,16 +247,4 @@ def _mixer(
 def _mlp(weights: Weights, args: ModelArgs, at: str) -> Mlp | Experts:
     if args.experts is None:
         return weights.mlp(at)
-    gate, up, down = (
-        weights.take(f"{at}shared_expert.{name}.weight")
-        for name in ("gate_proj", "up_proj", "down_proj")
-    )
-    taken = ExpertWeights(
-        router=weights.take(at + "gate.weight"),
-        gate_up=weights.take(at + "experts.gate_up_proj"),
-        down=weights.take(at + "experts.down_proj"),
-        shared_gate_up=mx.concatenate([gate, up]),
-        shared_down=down,
-        shared_switch=weights.take(at + "shared_expert_gate.weight"),
-    )
-    return Experts(taken, args.experts.chosen, normalize=True, gain=1.0)
+    return Experts(weights.experts(at), args.experts.chosen, normalize=True, gain=1.0)

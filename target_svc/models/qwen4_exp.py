@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from common.checkpoint.index import TensorSpan, index_tensors, read_config
+from common.checkpoint.matrix import Matrix, join, values_of
 from common.checkpoint.network import centre_norms, read_network
 from common.checkpoint.weights import require_exactly
 from common.errors import ModelMismatch
@@ -21,6 +22,7 @@ from target_svc.models import delta_fields
 from target_svc.models.blocks.attention import RowPlan, plan_rows
 from target_svc.models.blocks.gated_delta import DeltaShape, GatedDelta
 from target_svc.models.blocks.hyper_connection import HyperConnection, write
+from target_svc.models.blocks.linear import Embedding, Linear, Tensors
 from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.ngram import NgramLayer, NgramRows, NgramShape, NgramWeights
 from target_svc.models.blocks.ngram_files import (
@@ -271,10 +273,10 @@ class Model:
     def __init__(self, args: ModelArgs, weights: "Weights", table: NgramTable | None) -> None:
         self.args = args
         self.facts = _facts(args)
-        self._embedding = weights.take(PREFIX + "embed_tokens.weight")
-        self.dtype = self._embedding.dtype
-        head = self._embedding if args.tied else weights.take("lm_head.weight")
-        self._head = mx.contiguous(head.T)
+        embedding = weights.tensors.matrix(PREFIX + "embed_tokens.weight")
+        self._embedding = Embedding(embedding)
+        self.dtype = embedding.dtype
+        self._head = Linear(embedding if args.tied else weights.tensors.matrix("lm_head.weight"))
         width = max(args.attention.head_dim, args.attention.index_dim)
         self.rope = RopeTable(args.rope_theta, args.rotary, width, self.dtype)
         self.layers: list[DecoderLayer] = []
@@ -286,8 +288,7 @@ class Model:
         self.ngram_rows = NgramRows(args.ngram) if args.ngram is not None else None
         self._table = table
         self._ngram = [weights.ngram_layer(args, layer) for layer in args.ple_layers]
-        mx.eval(arrays_in(self._final), [arrays_in(layer) for layer in self._ngram])
-        mx.eval(self._embedding, self._head)
+        mx.eval(arrays_in([self._final, *self._ngram, self._embedding, self._head]))
 
     # ------------------------------------------------------------------ state
 
@@ -382,11 +383,11 @@ class Model:
 
     def embed(self, ids: mx.array) -> mx.array:
         """Embedding rows [R, H] of ids int32 [R]."""
-        return self._embedding[ids]
+        return self._embedding(ids)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Scores [R, V] of hidden rows [R, H]."""
-        return hidden @ self._head
+        return self._head(hidden)
 
     def contract(self, kind: str, layer: int, streams: mx.array) -> mx.array:
         """One tap [R, H] of streams [R, S, H] after `layer`; `kind` is one of `CONTRACTIONS`."""
@@ -425,21 +426,21 @@ class Model:
 
 
 class Weights:
-    """Tensors by published name, each taken once, so that it is freed when its block is made."""
+    """Blocks of the network, made of its tensors.
 
-    def __init__(self, tensors: dict[str, mx.array]) -> None:
-        self._tensors = tensors
+    Attributes:
+        tensors: what is left of them.
+    """
 
-    def take(self, name: str) -> mx.array:
-        """Hand one tensor over."""
-        return self._tensors.pop(name)
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
 
     def layer(self, args: ModelArgs, index: int, rope: RopeTable) -> DecoderLayer:
         """Build one layer."""
         at = f"{PREFIX}layers.{index}."
         if args.layer_types[index] != LINEAR:
             return self.attention_layer(args, at, rope)
-        rule = delta_fields.take_weights(self.take, at + "linear_attn.")
+        rule = delta_fields.take_weights(self.tensors, at + "linear_attn.")
         mixer = GatedDelta(rule, args.delta, args.eps)
         return self._layer_of(mixer, args, at)
 
@@ -461,10 +462,10 @@ class Weights:
     def hyper_connection(self, at: str, args: ModelArgs) -> HyperConnection:
         """Build a read, with its write where the checkpoint has one."""
         return HyperConnection(
-            self.take(at + "hc_norm.weight"),
-            self.take(at + "input_mix_weight_down.weight"),
-            self.take(at + "input_mix_weight_up.weight"),
-            self._tensors.pop(at + "block_inject_weight.weight", None),
+            self.tensors.take(at + "hc_norm.weight"),
+            self.tensors.matrix(at + "input_mix_weight_down.weight"),
+            self.tensors.matrix(at + "input_mix_weight_up.weight"),
+            self.tensors.find_matrix(at + "block_inject_weight.weight"),
             streams=args.streams,
             eps=args.eps,
         )
@@ -472,24 +473,23 @@ class Weights:
     def ngram_layer(self, args: ModelArgs, layer: int) -> NgramLayer:
         """Build the PLE layer."""
         at = f"{PREFIX}layers.{layer}.ple."
-        weights = NgramWeights(*(self.take(at + name) for name in _NGRAM))
+        weights = NgramWeights(*(self.tensors.take(at + name) for name in _NGRAM))
         dilation = args.ngram.order if args.ngram is not None else 1
         return NgramLayer(weights, streams=args.streams, dilation=dilation, eps=args.eps)
 
     def _attention(self, at: str) -> AttentionWeights:
-        return AttentionWeights(*(self.take(at + name) for name in _ATTENTION))
+        return AttentionWeights(*self.tensors.all_of(at, _ATTENTION))
 
     def _experts(self, at: str) -> ExpertWeights:
-        shared = at + "shared_expert."
+        tensors, shared = self.tensors, at + "shared_expert."
+        both = [tensors.matrix(f"{shared}{name}_proj.weight") for name in ("gate", "up")]
         return ExpertWeights(
-            router=self.take(at + "gate.weight"),
-            gate_up=self.take(at + "experts.gate_up_proj"),
-            down=self.take(at + "experts.down_proj"),
-            shared_gate_up=mx.concatenate(
-                [self.take(shared + "gate_proj.weight"), self.take(shared + "up_proj.weight")]
-            ),
-            shared_down=self.take(shared + "down_proj.weight"),
-            shared_switch=self.take(at + "shared_expert_gate.weight"),
+            router=tensors.take(at + "gate.weight"),
+            gate_up=tensors.matrix(at + "experts.gate_up_proj"),
+            down=tensors.matrix(at + "experts.down_proj"),
+            shared_gate_up=join(both),
+            shared_down=tensors.matrix(shared + "down_proj.weight"),
+            shared_switch=tensors.take(at + "shared_expert_gate.weight"),
         )
 
 
@@ -585,8 +585,12 @@ def _ngram_shapes(at: str, args: ModelArgs) -> dict[str, tuple[int, ...]]:
 # --------------------------------------------------------------------------- loading
 
 
-def load(folder: Path) -> Model:
-    """Load a target in the published format, strictly.
+def load(folder: Path, *, keep_packed: bool | None = False) -> Model:
+    """Load a target in the published format, or packed, strictly.
+
+    Args:
+        folder: of the checkpoint.
+        keep_packed: see `Tensors`.
 
     Raises:
         ConfigError: a file is missing or not JSON.
@@ -598,10 +602,11 @@ def load(folder: Path) -> Model:
     is_external = bool({**config, **config.get("text_config", {})}.get("ngram_sidecar"))
     external = folder / EXTERNAL_FILE if is_external else None
     table = _open_table(args, index_tensors(folder), external)
-    return Model(args, Weights(_read_network(folder, args, is_baked=is_external)), table)
+    network = _read_network(folder, args, is_baked=is_external)
+    return Model(args, Weights(Tensors(network, keep_packed=keep_packed)), table)
 
 
-def _read_network(folder: Path, args: ModelArgs, *, is_baked: bool) -> dict[str, mx.array]:
+def _read_network(folder: Path, args: ModelArgs, *, is_baked: bool) -> dict[str, Matrix]:
     stored = read_network(folder, keep=_is_device_tensor)
     tensors = centre_norms(stored, _CENTRED, is_baked=is_baked, what="target qwen4_exp")
     _check_buffers(args, tensors)
@@ -614,7 +619,7 @@ def _is_device_tensor(name: str) -> bool:
     return not is_table_name(name) and not name.startswith(DROPPED)
 
 
-def _check_buffers(args: ModelArgs, tensors: Mapping[str, mx.array]) -> None:
+def _check_buffers(args: ModelArgs, tensors: Mapping[str, Matrix]) -> None:
     """The stored hash constants, where present, must equal the derived ones."""
     if args.ngram is None:
         return
@@ -622,9 +627,9 @@ def _check_buffers(args: ModelArgs, tensors: Mapping[str, mx.array]) -> None:
     derived = dict(zip(_BUFFERS, (rows.multipliers, rows.sizes, rows.offsets), strict=True))
     for name, value in tensors.items():
         buffer = name.rsplit(".", 1)[-1]
-        if buffer in derived and not np.array_equal(np.array(value), derived[buffer]):
+        if buffer in derived and not np.array_equal(np.array(values_of(value)), derived[buffer]):
             raise ModelMismatch(
-                f"{name} is {np.array(value).tolist()}; this config makes "
+                f"{name} is {values_of(value).tolist()}; this config makes "
                 f"{derived[buffer].tolist()}"
             )
 

@@ -17,6 +17,7 @@ from common.checkpoint.network import read_network
 from common.checkpoint.weights import require_exactly
 from target_svc.models.blocks.attention import plan_rows
 from target_svc.models.blocks.hyper_connection import write
+from target_svc.models.blocks.linear import Linear, Tensors
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.family import arrays_in
 from target_svc.models.qwen4_exp import Model, Weights, head_shapes
@@ -31,14 +32,14 @@ class MtpHead:
     """The head, bound to its trunk."""
 
     def __init__(self, model: Model, weights: Weights) -> None:
-        args = model.args
+        args, tensors = model.args, weights.tensors
         self._model = model
         self._norm_embedding = RmsNorm(
-            1.0 + weights.take(AT + "pre_fc_norm_embedding.weight"), args.eps
+            1.0 + tensors.take(AT + "pre_fc_norm_embedding.weight"), args.eps
         )
-        self._norm_hidden = RmsNorm(1.0 + weights.take(AT + "pre_fc_norm_hidden.weight"), args.eps)
-        self._fc_embedding = mx.contiguous(weights.take(AT + "fc_embedding.weight").T)
-        self._fc_hidden = mx.contiguous(weights.take(AT + "fc_hidden.weight").T)
+        self._norm_hidden = RmsNorm(1.0 + tensors.take(AT + "pre_fc_norm_hidden.weight"), args.eps)
+        self._fc_embedding = Linear(tensors.matrix(AT + "fc_embedding.weight"))
+        self._fc_hidden = Linear(tensors.matrix(AT + "fc_hidden.weight"))
         self._layer = weights.attention_layer(args, AT + "layers.0.", model.rope)
         self._mixer = weights.hyper_connection(AT + "hyper_connection_mixer.", args)
         mx.eval(arrays_in(self))
@@ -66,9 +67,9 @@ class MtpHead:
         """
         rows = ids.shape[0]
         state.captured = rows
-        embedded = self._norm_embedding(self._model.embed(ids)) @ self._fc_embedding
+        embedded = self._fc_embedding(self._norm_embedding(self._model.embed(ids)))
         normed = self._norm_hidden(streams.reshape(rows, -1)).reshape(streams.shape)
-        x = normed @ self._fc_hidden + embedded[:, None]
+        x = self._fc_hidden(normed) + embedded[:, None]
         plan = plan_rows(state.base, rows, self._model.rope)
         layer = self._layer
         read, shares = layer.mixer_streams.read(x)
@@ -91,12 +92,12 @@ def has_head(folder: Path) -> bool:
     return bool(text.get("mtp_num_hidden_layers"))
 
 
-def load_head(folder: Path, model: Model) -> MtpHead:
-    """Read the head of a trunk's checkpoint, strictly.
+def load_head(folder: Path, model: Model, *, keep_packed: bool | None = False) -> MtpHead:
+    """Read the head of a trunk's checkpoint, strictly; `keep_packed` as in `Tensors`.
 
     Raises:
         ModelMismatch: tensors do not fit the config; the message lists names.
     """
-    tensors = read_network(folder, keep=lambda name: name.startswith(AT)).tensors
+    tensors = read_network(folder, keep=lambda name: name.startswith(AT)).matrices
     require_exactly(tensors, head_shapes(model.args, AT), what="MTP head of target qwen4_exp")
-    return MtpHead(model, Weights(tensors))
+    return MtpHead(model, Weights(Tensors(tensors, keep_packed=keep_packed)))

@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix, join
 from target_svc.models.blocks.attention import Attention, HeadShape, HeadWeights, RowPlan, plan_rows
 from target_svc.models.blocks.gated_delta import DeltaShape, GatedDelta
+from target_svc.models.blocks.linear import Embedding, Linear, Tensors
 from target_svc.models.blocks.mlp import Mlp, MlpWeights
-from target_svc.models.blocks.moe import Experts
+from target_svc.models.blocks.moe import Experts, ExpertWeights
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.family import Facts, Inputs, Submit, Tap, arrays_in, blank_ids, write_ids
@@ -97,8 +99,8 @@ class ResidualLayer:
 class Ends:
     """What stands before and after the layers."""
 
-    embedding: mx.array  # [V, H]
-    head: mx.array  # [V, H]; the embedding itself where they are tied
+    embedding: Matrix  # [V, H]
+    head: Matrix  # [V, H]; the embedding itself where they are tied
     norm: RmsNorm
 
 
@@ -127,12 +129,12 @@ class ResidualModel:
         self.facts = facts
         self.layers = list(layers)
         self.dtype = ends.embedding.dtype
-        self._embedding = ends.embedding
-        self._head = mx.contiguous(ends.head.T)
+        self._embedding = Embedding(ends.embedding)
+        self._head = Linear(ends.head)
         self._norm = ends.norm
         self._rope = rope
         self._delta = delta
-        mx.eval(self._embedding, self._head, arrays_in(self._norm))
+        mx.eval(arrays_in([self._embedding, self._head, self._norm]))
 
     def new_state(self) -> SequenceState:
         """See `family.Model`."""
@@ -164,7 +166,7 @@ class ResidualModel:
     ) -> mx.array:
         """See `family.Model`; residual rows are [R, H]."""
         state.captured = inputs.rows
-        x = self._embedding[inputs.ids]
+        x = self._embedding(inputs.ids)
         plan = plan_rows(state.base, inputs.rows, self._rope)
         for index, layer in enumerate(self.layers):
             x = layer(x, plan, state)
@@ -176,7 +178,7 @@ class ResidualModel:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """See `family.Model`."""
-        return hidden @ self._head
+        return self._head(hidden)
 
     def contract(self, kind: str, layer: int, residual: mx.array) -> mx.array:
         """See `family.Model`; the mean over one stream is the residual."""
@@ -187,30 +189,28 @@ class ResidualModel:
 
 
 class Weights:
-    """Tensors by published name, each taken once, so that it is freed when its block is made."""
+    """Blocks of a network, made of its tensors.
 
-    def __init__(self, tensors: dict[str, mx.array]) -> None:
-        self._tensors = tensors
+    Attributes:
+        tensors: what is left of them.
+    """
 
-    def take(self, name: str) -> mx.array:
-        """Hand one tensor over."""
-        return self._tensors.pop(name)
-
-    def find(self, name: str) -> mx.array | None:
-        """Hand one tensor over where there is one."""
-        return self._tensors.pop(name, None)
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
 
     def ends(self, prefix: str, eps: float, *, tied: bool, centre: float = 0.0) -> Ends:
         """Take what stands around the layers; `centre` is added to the norm."""
-        embedding = self.take(prefix + "embed_tokens.weight")
-        head = embedding if tied else self.take("lm_head.weight")
-        return Ends(embedding, head, RmsNorm(centre + self.take(prefix + "norm.weight"), eps))
+        embedding = self.tensors.matrix(prefix + "embed_tokens.weight")
+        head = embedding if tied else self.tensors.matrix("lm_head.weight")
+        norm = RmsNorm(centre + self.tensors.take(prefix + "norm.weight"), eps)
+        return Ends(embedding, head, norm)
 
     def heads(self, at: str, *, centre: float = 0.0) -> HeadWeights:
         """Take the attention of one layer, with the norms and biases that are there."""
-        q, k, v, out = (self.take(f"{at}{name}.weight") for name in HEADS)
-        q_norm, k_norm = (self.find(f"{at}{name}.weight") for name in ("q_norm", "k_norm"))
-        biases = (self.find(f"{at}{name}.bias") for name in HEADS)
+        find = self.tensors.find
+        q, k, v, out = (self.tensors.matrix(f"{at}{name}.weight") for name in HEADS)
+        q_norm, k_norm = (find(f"{at}{name}.weight") for name in ("q_norm", "k_norm"))
+        biases = (find(f"{at}{name}.bias") for name in HEADS)
         return HeadWeights(
             q,
             k,
@@ -243,9 +243,9 @@ class Weights:
         at = f"{prefix}layers.{index}."
         attention = Attention(self.heads(at + "self_attn."), shape, rope, eps)
         layer = ResidualLayer(
-            RmsNorm(self.take(at + "input_layernorm.weight"), eps),
+            RmsNorm(self.tensors.take(at + "input_layernorm.weight"), eps),
             DenseMixer(index, attention, shape),
-            RmsNorm(self.take(at + "post_attention_layernorm.weight"), eps),
+            RmsNorm(self.tensors.take(at + "post_attention_layernorm.weight"), eps),
             mlp(at + "mlp."),
         )
         mx.eval(arrays_in(layer))  # layer by layer: the published tensors are freed on the way
@@ -253,8 +253,22 @@ class Weights:
 
     def mlp(self, at: str) -> Mlp:
         """Take the feed-forward network of one layer, with the biases that are there."""
-        weights = [self.take(f"{at}{name}.weight") for name in MLP]
-        return Mlp(MlpWeights(*weights, *(self.find(f"{at}{name}.bias") for name in MLP)))
+        gate, up, down = (self.tensors.matrix(f"{at}{name}.weight") for name in MLP)
+        biases = (self.tensors.find(f"{at}{name}.bias") for name in MLP)
+        return Mlp(MlpWeights(gate, up, down, *biases))
+
+    def experts(self, at: str) -> ExpertWeights:
+        """Take a router and routed experts, and the shared expert where there is one."""
+        tensors, shared = self.tensors, at + "shared_expert."
+        gate, up, down = (tensors.find_matrix(f"{shared}{name}.weight") for name in MLP)
+        return ExpertWeights(
+            router=tensors.take(at + "gate.weight"),
+            gate_up=tensors.matrix(at + "experts.gate_up_proj"),
+            down=tensors.matrix(at + "experts.down_proj"),
+            shared_gate_up=None if gate is None or up is None else join([gate, up]),
+            shared_down=down,
+            shared_switch=tensors.find(at + "shared_expert_gate.weight"),
+        )
 
 
 def facts_of(

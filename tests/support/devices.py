@@ -5,11 +5,12 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from target_svc.models.blocks.delta_kernel import delta_kernels
+from target_svc.models.blocks.linear import multiplies
 from target_svc.models.blocks.norms import is_cpu
 from target_svc.models.blocks.sinkhorn_kernel import weigh_kernel
 
 #: What is asked once in a process, because a process has one device.
-ASKED_ONCE = (is_cpu, delta_kernels, weigh_kernel)
+ASKED_ONCE = (is_cpu, delta_kernels, weigh_kernel, multiplies)
 
 
 def has_gpu():

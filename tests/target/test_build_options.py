@@ -38,3 +38,4 @@ def test_ps_shows_how_forwards_are_built(folders):
     options = options_of(TargetConfig(build="whole", ple="deferred", prebuild="off"), None)
     notes = notes_of(load_engine(folders["main"], None, options))
     assert (notes["build"], notes["prebuild"]) == ("whole deferred", "off")
+    assert notes["weights"] == "plain"

@@ -11,7 +11,8 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from target_svc.models.blocks.mlp import affine
+from common.checkpoint.matrix import Matrix, rows_of, scaled
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import INVERSE_E, RmsNorm, constant, gated, is_cpu
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.states.rows import GrowingRows
@@ -119,10 +120,10 @@ class HeadShape:
 class HeadWeights:
     """Weights of one layer, in the published orientation; None where a network has none."""
 
-    q: mx.array  # [heads * D, H], or [heads * 2 D, H] with a gate: per head q, then its gate
-    k: mx.array  # [kv_heads * D, H]
-    v: mx.array  # [kv_heads * D, H]
-    out: mx.array  # [H, heads * D]
+    q: Matrix  # [heads * D, H], or [heads * 2 D, H] with a gate: per head q, then its gate
+    k: Matrix  # [kv_heads * D, H]
+    v: Matrix  # [kv_heads * D, H]
+    out: Matrix  # [H, heads * D]
     q_norm: mx.array | None = None  # [D], the full factor
     k_norm: mx.array | None = None  # [D]
     q_bias: mx.array | None = None  # [heads * D]; not with a gate
@@ -138,7 +139,7 @@ class Attention:
         self._shape = shape
         self._rope = rope
         self._scale = shape.head_dim**-0.5
-        q, gate = _split_gate(weights.q, shape)
+        q, gate = split_gate(weights.q, shape.heads, shape.head_dim)
         q_bias, own_scale = weights.q_bias, -self._scale if is_cpu() else 1.0
         self._qk_norm: Callable[[mx.array], mx.array] | None = None
         self._needs_max = True
@@ -148,15 +149,13 @@ class Attention:
             self._qk_norm = RmsNorm(mx.stack(factors), eps)
             self._needs_max = not is_bounded(q_factor, weights.k_norm)
         else:
-            q = q * own_scale
+            q = q if own_scale == 1.0 else scaled(q, own_scale)
             q_bias = None if q_bias is None else q_bias * own_scale
         self._has_gate = gate is not None
         into = [q, weights.k, weights.v, *([] if gate is None else [gate])]
-        self._into = mx.contiguous(mx.concatenate(into).T)
         biases = [bias for bias in (q_bias, weights.k_bias, weights.v_bias) if bias is not None]
-        self._bias = mx.concatenate(biases) if biases else None
-        self._out = mx.contiguous(weights.out.T)
-        self._out_bias = weights.out_bias
+        self._into = Linear(*into, bias=mx.concatenate(biases) if biases else None)
+        self._out = Linear(weights.out, bias=weights.out_bias)
         qk_width, kv_width = (shape.heads + shape.kv_heads), shape.kv_heads
         self._ends = [qk_width * shape.head_dim, (qk_width + kv_width) * shape.head_dim]
 
@@ -165,7 +164,7 @@ class Attention:
     ) -> mx.array:
         """Mix x [R, H]; captures the rows' keys and values."""
         shape, rows = self._shape, plan.rows
-        qk, v, gate = mx.split(affine(x, self._into, self._bias), self._ends, axis=-1)
+        qk, v, gate = mx.split(self._into(x), self._ends, axis=-1)
         qk = qk.reshape(rows, -1, shape.head_dim)
         if self._qk_norm is not None:
             qk = self._qk_norm(qk)
@@ -179,13 +178,12 @@ class Attention:
             mask = "causal" if rows > 1 else None
             mixed = attend_fused(q, all_keys, all_values, mask, self._scale)
         mixed = mixed.swapaxes(0, 1).reshape(rows, -1)
-        return affine(gated(mixed, gate) if self._has_gate else mixed, self._out, self._out_bias)
+        return self._out(gated(mixed, gate) if self._has_gate else mixed)
 
 
-def _split_gate(q: mx.array, shape: HeadShape) -> tuple[mx.array, mx.array | None]:
-    """Query rows [heads * D, H], and the gate's rows where they are packed with them."""
-    hidden = q.shape[1]
-    if q.shape[0] == shape.heads * shape.head_dim:
+def split_gate(q: Matrix, heads: int, head_dim: int) -> tuple[Matrix, Matrix | None]:
+    """Query rows [heads * D, H], and the gate's rows where they stand with them, head by head."""
+    if q.shape[0] == heads * head_dim:
         return q, None
-    packed = q.reshape(shape.heads, 2, shape.head_dim, hidden)
-    return packed[:, 0].reshape(-1, hidden), packed[:, 1].reshape(-1, hidden)
+    places = mx.arange(q.shape[0]).reshape(heads, 2, head_dim)
+    return rows_of(q, places[:, 0].flatten()), rows_of(q, places[:, 1].flatten())

@@ -24,9 +24,11 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from common.checkpoint.matrix import Matrix, Packed, values_of
 from target_svc.models.blocks.delta_kernel import DeltaKernels, PackedRows, delta_kernels, fit_sizes
 from target_svc.models.blocks.delta_library import LibraryDelta
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import (
     Tiled,
     constant,
@@ -68,21 +70,23 @@ class DeltaShape:
 class DeltaWeights:
     """Weights of one layer, in the published orientation."""
 
-    qkv: mx.array  # [C, H]
-    z: mx.array  # [Hv Dv, H]
-    b: mx.array  # [Hv, H]
-    a: mx.array  # [Hv, H]
+    qkv: Matrix  # [C, H]
+    z: Matrix  # [Hv Dv, H]
+    b: Matrix  # [Hv, H]
+    a: Matrix  # [Hv, H]
     conv: mx.array  # [C, 1, K]
     a_log: mx.array  # [Hv]
     dt_bias: mx.array  # [Hv]
     norm: mx.array  # [Dv], the full factor
-    out: mx.array  # [H, Hv Dv]
+    out: Matrix  # [H, Hv Dv]
 
 
 class GatedDelta:
-    """One layer."""
+    """One layer; its result is times `gain`, for writers that want it so."""
 
-    def __init__(self, weights: DeltaWeights, shape: DeltaShape, eps: float) -> None:
+    def __init__(
+        self, weights: DeltaWeights, shape: DeltaShape, eps: float, gain: float = WRITE_GAIN
+    ) -> None:
         self._shape = shape
         dtype = weights.qkv.dtype
         # q is not scaled by 1/sqrt(Dk); the norm of the output takes that out again, eps included.
@@ -92,23 +96,22 @@ class GatedDelta:
         rate = -mx.exp(weights.a_log.astype(mx.float32))
         dt_bias = weights.dt_bias.astype(mx.float32)
         norm = weights.norm.astype(mx.float32) * math.sqrt(shape.value_dim)
-        out = weights.out.T * WRITE_GAIN
-        into = [weights.qkv, weights.z]
         if self._kernels is not None:
-            self._into = mx.contiguous(mx.concatenate([*into, weights.b, weights.a]).T)
+            self._into = Linear(weights.qkv, weights.z, weights.b, weights.a)
             self._constants = (taps.astype(mx.float32), rate, dt_bias)
             self._norm = norm
-            self._out = mx.contiguous(out)
+            self._out = Linear(weights.out, gain=gain)
             return
-        self._into = mx.contiguous(mx.concatenate(into).T)
-        self._gates = mx.concatenate([weights.b, weights.a])
+        self._into = Linear(weights.qkv, weights.z)
+        self._gates = mx.concatenate([values_of(weights.b), values_of(weights.a)])
         self._taps = Tiled(taps)
         self._rate = Tiled(rate, axis=1)
         self._dt_bias = Tiled(dt_bias, axis=1)
-        self._folds_norm = is_cpu()
         norm = mx.tile(norm, shape.value_heads)
         self._norm = norm.astype(dtype)
-        self._out = mx.contiguous(out * norm[:, None] if self._folds_norm else out)
+        self._folds_norm = is_cpu() and not isinstance(weights.out, Packed)
+        out = values_of(weights.out) * norm if self._folds_norm else weights.out
+        self._out = Linear(out, gain=gain)
 
     def __call__(
         self, x: mx.array, window: RowWindow, state: RecurrentRows, layer: int
@@ -116,14 +119,14 @@ class GatedDelta:
         """Mix x [R, H]; `state` captures the rows under the index `layer` among GDN layers."""
         if self._kernels is not None:
             return self._launch(self._kernels, x, window, state, layer)
-        mixed, z = mx.split(x @ self._into, [self._shape.channels], axis=-1)
+        mixed, z = mx.split(self._into(x), [self._shape.channels], axis=-1)
         mixed = silu(self._convolve(window.extend(mixed), x.shape[0]))
         gates = (self._gates @ x.T).astype(mx.float32)
         out = self._scan(mixed.astype(mx.float32), gates, state, layer)
         if not self._folds_norm:
             out = out.astype(x.dtype) * self._norm
         out = gated(out, z) if self._shape.gate == "sigmoid" else out * silu(z)
-        return out @ self._out
+        return self._out(out)
 
     def _launch(
         self,
@@ -135,7 +138,7 @@ class GatedDelta:
     ) -> mx.array:
         """The same by kernels; rows kept of the forward before are replayed on the way."""
         rows = x.shape[0]
-        projected = x @ self._into
+        projected = self._into(x)
         padded = window.extend(projected[:, : self._shape.channels])
         fresh = PackedRows(kernels.prepare(padded, projected, self._constants), kernels)
         before, old, keep = state.replay_from(layer)
@@ -146,7 +149,7 @@ class GatedDelta:
             state.capture_settled(layer, after, rows)
         else:
             state.capture_replayable(layer, after, fresh)
-        return kernels.finish(out, projected, self._norm) @ self._out
+        return self._out(kernels.finish(out, projected, self._norm))
 
     def _convolve(self, padded: mx.array, rows: int) -> mx.array:
         """Depthwise causal convolution of [K - 1 + R, C]; the last tap is the current row."""

@@ -8,6 +8,8 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix, Packed
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import RmsNorm, gated
 
 WRITE_GAIN: Final = 2.0  # a share is 2 * sigmoid; sub-layers fold the 2 into their last product
@@ -27,9 +29,9 @@ class HyperConnection:
     def __init__(
         self,
         norm: mx.array,
-        down: mx.array,
-        up: mx.array,
-        inject: mx.array | None,
+        down: Matrix,
+        up: Matrix,
+        inject: Matrix | None,
         *,
         streams: int,
         eps: float,
@@ -37,12 +39,14 @@ class HyperConnection:
         # The normed streams are used divided by S everywhere, so the division sits in the norm.
         scale = (1.0 + norm.astype(mx.float32)).reshape(streams, -1) / streams
         self._norm = RmsNorm(scale.astype(norm.dtype), eps)
-        both = down if inject is None else mx.concatenate([down, inject])
-        self._mix_in = mx.contiguous(both.T)
-        # Rows of zeros for the shares: cheaper than cutting them off first.
-        extra = mx.zeros((both.shape[0] - down.shape[0], up.shape[0]), dtype=up.dtype)
-        self._mix_out = mx.contiguous(mx.concatenate([up.T, extra]))
+        self._mix_in = Linear(down) if inject is None else Linear(down, inject)
         self._rank = down.shape[0]
+        self._is_cut = isinstance(up, Packed) and inject is not None
+        if inject is not None and not isinstance(up, Packed):
+            # Columns of zeros for the shares: cheaper than cutting them off first.
+            extra = mx.zeros((up.shape[0], inject.shape[0]), dtype=up.dtype)
+            up = mx.concatenate([up, extra], axis=1)
+        self._mix_out = Linear(up)
 
     def read(self, streams: mx.array) -> tuple[mx.array, mx.array]:
         """Read streams [R, S, H]: the sub-layer's input [R, H] and the write shares [R, S, 1].
@@ -51,9 +55,11 @@ class HyperConnection:
         """
         rows = streams.shape[0]
         normed = self._norm(streams)
-        mixed = normed.reshape(rows, -1) @ self._mix_in
+        mixed = self._mix_in(normed.reshape(rows, -1))
         opened = mx.sigmoid(mixed)
-        logits = ((mixed * opened) @ self._mix_out).reshape(streams.shape)
+        mixed = mixed * opened
+        mixed = mixed[:, : self._rank] if self._is_cut else mixed
+        logits = self._mix_out(mixed).reshape(streams.shape)
         return mx.sum(gated(normed, logits), axis=1), opened[:, self._rank :, None]
 
 

@@ -29,6 +29,8 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from common.checkpoint.matrix import Matrix
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import Tiled, gated, inverse_length, is_cpu, silu
 from target_svc.models.states.channel_recurrent import ChannelChunk, ChannelRows
 from target_svc.models.states.rows import RowWindow
@@ -68,21 +70,21 @@ class KimiShape:
 class KimiWeights:
     """Weights of one layer, in the published orientation; W = heads * dim."""
 
-    q: mx.array  # [W, H]
-    k: mx.array  # [W, H]
-    v: mx.array  # [W, H]
+    q: Matrix  # [W, H]
+    k: Matrix  # [W, H]
+    v: Matrix  # [W, H]
     q_conv: mx.array  # [W, 1, K]
     k_conv: mx.array  # [W, 1, K]
     v_conv: mx.array  # [W, 1, K]
-    decay_down: mx.array  # [dim, H]
-    decay_up: mx.array  # [W, dim]
+    decay_down: Matrix  # [dim, H]
+    decay_up: Matrix  # [W, dim]
     a_log: mx.array  # [heads]
     dt_bias: mx.array  # [W]
-    strength: mx.array  # [heads, H]
-    gate_down: mx.array  # [dim, H]
-    gate_up: mx.array  # [W, dim]
+    strength: Matrix  # [heads, H]
+    gate_down: Matrix  # [dim, H]
+    gate_up: Matrix  # [W, dim]
     norm: mx.array  # [dim], the full factor
-    out: mx.array  # [H, W]
+    out: Matrix  # [H, W]
 
 
 class KimiDelta:
@@ -92,9 +94,9 @@ class KimiDelta:
         self._shape = shape
         parts = [weights.q, weights.k, weights.v]
         parts += [weights.decay_down, weights.gate_down, weights.strength]
-        self._into = mx.contiguous(mx.concatenate(parts).T)
-        self._decay_up = mx.contiguous(weights.decay_up.T)
-        self._gate_up = mx.contiguous(weights.gate_up.T)
+        self._into = Linear(*parts)
+        self._decay_up = Linear(weights.decay_up)
+        self._gate_up = Linear(weights.gate_up)
         taps = mx.concatenate([weights.q_conv, weights.k_conv, weights.v_conv])[:, 0, :]
         self._taps = Tiled(mx.contiguous(taps.T).astype(mx.float32))
         rate = mx.repeat(mx.exp(weights.a_log.astype(mx.float32)), shape.dim)
@@ -104,20 +106,20 @@ class KimiDelta:
         self._floor = eps * shape.dim * shape.dim
         norm = weights.norm.astype(mx.float32) * math.sqrt(shape.dim)
         self._norm = Tiled(mx.tile(norm, shape.heads))
-        self._out = mx.contiguous(weights.out.T)
+        self._out = Linear(weights.out)
 
     def __call__(self, x: mx.array, window: RowWindow, state: ChannelRows, layer: int) -> mx.array:
         """Mix x [R, H]; `state` captures the rows under the index `layer` among these layers."""
         shape, rows = self._shape, x.shape[0]
         ends = [shape.channels, shape.channels + shape.dim, shape.channels + 2 * shape.dim]
-        mixed, decay, gate, strength = mx.split(x @ self._into, ends, axis=-1)
+        mixed, decay, gate, strength = mx.split(self._into(x), ends, axis=-1)
         mixed = silu(self._convolve(window.extend(mixed), rows))
-        decay = (decay @ self._decay_up).astype(mx.float32) * self._rate.rows(rows)
+        decay = self._decay_up(decay).astype(mx.float32) * self._rate.rows(rows)
         decay = mx.sigmoid(decay + self._dt_bias.rows(rows)) * shape.bound
         strength = mx.sigmoid(strength.astype(mx.float32))
         out = self._scan(mixed, decay, strength, state, layer)
         out = (out * self._norm.rows(rows)).astype(x.dtype)
-        return gated(out, gate @ self._gate_up) @ self._out
+        return self._out(gated(out, self._gate_up(gate)))
 
     def _convolve(self, padded: mx.array, rows: int) -> mx.array:
         """Depthwise causal convolution of [K - 1 + R, C]; the last tap is the current row."""

@@ -17,6 +17,8 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix, values_of
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.blocks.pooled_index import PooledIndex, RowPlan
 from target_svc.models.states.gated_pools import GatedPools
@@ -40,13 +42,13 @@ class LatentShape:
 class LatentWeights:
     """Weights of one layer, in the published orientation."""
 
-    q_down: mx.array  # [q_rank, H]
+    q_down: Matrix  # [q_rank, H]
     q_norm: mx.array  # [q_rank], the full factor
-    q_up: mx.array  # [heads * key_dim, q_rank]
-    kv_down: mx.array  # [rank, H]
+    q_up: Matrix  # [heads * key_dim, q_rank]
+    kv_down: Matrix  # [rank, H]
     kv_norm: mx.array  # [rank], the full factor
-    kv_up: mx.array  # [heads * (key_dim + value_dim), rank], per head: key then value
-    out: mx.array  # [H, heads * value_dim]
+    kv_up: Matrix  # [heads * (key_dim + value_dim), rank], per head: key then value
+    out: Matrix  # [H, heads * value_dim]
 
 
 class LatentAttention:
@@ -57,15 +59,16 @@ class LatentAttention:
     ) -> None:
         self._shape = shape
         self.index = index
-        parts = [weights.q_down, weights.kv_down, index.into]
-        self._into = mx.contiguous(mx.concatenate(parts).T)
+        self._into = Linear(weights.q_down, weights.kv_down, *index.into)
         self._q_norm = RmsNorm(weights.q_norm, eps)
         self._kv_norm = RmsNorm(weights.kv_norm, eps)
-        self._q_up = mx.contiguous(weights.q_up.T)
-        up = weights.kv_up.reshape(shape.heads, shape.key_dim + shape.value_dim, shape.rank)
+        self._q_up = Linear(weights.q_up)
+        # By heads, so plain values: a seventh of the attention's weights in the published model.
+        up = values_of(weights.kv_up)
+        up = up.reshape(shape.heads, shape.key_dim + shape.value_dim, shape.rank)
         self._key_up = up[:, : shape.key_dim] * shape.key_dim**-0.5  # with the scores' scale
         self._value_up = mx.contiguous(up[:, shape.key_dim :].swapaxes(1, 2))
-        self._out = mx.contiguous(weights.out.T)
+        self._out = Linear(weights.out)
 
     def __call__(
         self, x: mx.array, plan: RowPlan, latents: GrowingRows, pools: GatedPools
@@ -73,13 +76,13 @@ class LatentAttention:
         """Mix x [R, H]; captures the rows' latents and index keys."""
         shape, rows = self._shape, plan.rows
         ends = [shape.q_rank, shape.q_rank + shape.rank]
-        q, kv, indexed = mx.split(x @ self._into, ends, axis=-1)
+        q, kv, indexed = mx.split(self._into(x), ends, axis=-1)
         q = self._q_norm(q)
         hidden = self.index.hide(indexed, q, plan, pools)
         seen = latents.append(self._kv_norm(kv))
-        q = (q @ self._q_up).reshape(rows, shape.heads, shape.key_dim).swapaxes(0, 1)
+        q = self._q_up(q).reshape(rows, shape.heads, shape.key_dim).swapaxes(0, 1)
         mixed = self._attend(q @ self._key_up, seen, hidden) @ self._value_up
-        return mixed.swapaxes(0, 1).reshape(rows, -1) @ self._out
+        return self._out(mixed.swapaxes(0, 1).reshape(rows, -1))
 
     def _attend(self, q: mx.array, seen: mx.array, hidden: mx.array | None) -> mx.array:
         """Attend q [heads, R, rank] over n latents, few enough rows at a time."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import silu
 
 
@@ -14,9 +16,9 @@ from target_svc.models.blocks.norms import silu
 class MlpWeights:
     """Weights of one layer, in the published orientation; without biases None."""
 
-    gate: mx.array  # [W, H]
-    up: mx.array  # [W, H]
-    down: mx.array  # [H, W]
+    gate: Matrix  # [W, H]
+    up: Matrix  # [W, H]
+    down: Matrix  # [H, W]
     gate_bias: mx.array | None = None  # [W]
     up_bias: mx.array | None = None  # [W]
     down_bias: mx.array | None = None  # [H]
@@ -26,19 +28,13 @@ class Mlp:
     """`down(silu(gate x) * up x)`."""
 
     def __init__(self, weights: MlpWeights) -> None:
-        self._into = mx.contiguous(mx.concatenate([weights.gate, weights.up]).T)
-        self._out = mx.contiguous(weights.down.T)
         both = (weights.gate_bias, weights.up_bias)
         biases = [bias for bias in both if bias is not None]
-        self._bias = mx.concatenate(biases) if biases else None
-        self._out_bias = weights.down_bias
+        bias = mx.concatenate(biases) if biases else None
+        self._into = Linear(weights.gate, weights.up, bias=bias)
+        self._out = Linear(weights.down, bias=weights.down_bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]; out [R, H]."""
-        gate, up = mx.split(affine(x, self._into, self._bias), 2, axis=-1)
-        return affine(silu(gate) * up, self._out, self._out_bias)
-
-
-def affine(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    """`x @ weight + bias`, weight [in, out]."""
-    return x @ weight if bias is None else mx.addmm(bias, x, weight)
+        gate, up = mx.split(self._into(x), 2, axis=-1)
+        return self._out(silu(gate) * up)

@@ -1,9 +1,10 @@
 """Mixture of experts, with or without a shared, gated expert.
 
 Knows rows [R, H]. Does not know batches or devices' memory. The shared expert is one more expert
-(or several, where it is wider) that every row chooses, weighted by its own gate. Two ways of the
-same sum: chosen experts one by one (`gather_mm`), or, where all experts together are small, every
-expert in one product with weight exactly 0 for those not chosen.
+(or several, where it is wider) that every row chooses, weighted by its own gate; it stands apart
+where it is packed in another way than the others. Two ways of the same sum: chosen experts one by
+one, or, where all experts together are small, every expert in one product with weight exactly 0 for
+those not chosen.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix, Packed, can_join, join, stack, values_of
 from common.errors import ModelMismatch
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.linear import GatheredLinear, Linear
 from target_svc.models.blocks.norms import Tiled, silu
 
 _DENSE_LIMIT: Final = 4096  # experts x width up to which one product beats many small ones
@@ -24,10 +27,10 @@ class ExpertWeights:
     """Weights of one layer, in the published orientation; without a shared expert None."""
 
     router: mx.array  # [E, H]
-    gate_up: mx.array  # [E, 2 I, H], gate rows first
-    down: mx.array  # [E, H, I]
-    shared_gate_up: mx.array | None = None  # [2 J, H]
-    shared_down: mx.array | None = None  # [H, J]
+    gate_up: Matrix  # [E, 2 I, H], gate rows first
+    down: Matrix  # [E, H, I]
+    shared_gate_up: Matrix | None = None  # [2 J, H]
+    shared_down: Matrix | None = None  # [H, J]
     shared_switch: mx.array | None = None  # [1, H]
 
 
@@ -60,17 +63,19 @@ class Experts:
             raise ModelMismatch(
                 f"shared expert is {shared} wide; a multiple of the experts' {self._inner} is right"
             )
-        self._n_shared = shared // self._inner
-        gate_up, down = _with_shared(weights, self._inner)
+        gate_up, down, self._apart = _place_shared(weights, self._inner, gain)
+        self._n_shared = 0 if self._apart is not None else shared // self._inner
         switches = [] if weights.shared_switch is None else [weights.shared_switch]
-        router = mx.concatenate([weights.router, *switches * self._n_shared])
+        n_switches = 1 if self._apart is not None else self._n_shared
+        router = mx.concatenate([weights.router, *switches * n_switches])
         self._router = mx.contiguous(router.T)
-        self._gate_up = mx.contiguous(gate_up.swapaxes(1, 2))
-        self._down = mx.contiguous(down.swapaxes(1, 2)) * gain
+        self._gate_up = GatheredLinear(gate_up)
+        self._down = GatheredLinear(down, gain)
         total = self._n_experts + self._n_shared
         self._shared_ids = Tiled(mx.arange(self._n_experts, total).astype(mx.uint32))
         self._no_weights = Tiled(mx.zeros((self._n_experts,)))
-        self._dense = self._make_dense(gate_up) if total * self._inner <= _DENSE_LIMIT else None
+        is_small = total * self._inner <= _DENSE_LIMIT and self._apart is None
+        self._dense = self._make_dense(gate_up) if is_small else None
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]; the result [R, H] is times `gain`."""
@@ -99,33 +104,37 @@ class Experts:
             ids = mx.concatenate([ids, shared], axis=-1)
             weights = mx.concatenate([weights, mx.sigmoid(switch)], axis=-1)
         outs = self._gathered(x, ids)
-        return (weights[:, None, :] @ outs).squeeze(1)
+        out = (weights[:, None, :] @ outs).squeeze(1)
+        return out if self._apart is None else out + mx.sigmoid(switch) * self._apart(x)
 
     def _gathered(self, x: mx.array, ids: mx.array) -> mx.array:
         """Outputs [R, k, H] of the experts `ids` [R, k] for x [R, H]."""
         if ids.size >= _SORT_FROM:
             return self._gathered_in_order(x, ids)
-        hidden = mx.gather_mm(x[:, None, None, :], self._gate_up, rhs_indices=ids)
-        return mx.gather_mm(_swiglu(hidden), self._down, rhs_indices=ids).squeeze(-2)
+        hidden = self._gate_up(x[:, None, None, :], ids)
+        return self._down(_swiglu(hidden), ids).squeeze(-2)
 
     def _gathered_in_order(self, x: mx.array, ids: mx.array) -> mx.array:
         order = mx.argsort(ids.flatten())
         chosen = ids.flatten()[order]
         rows = x[order // ids.shape[1]][:, None, :]
-        hidden = mx.gather_mm(rows, self._gate_up, rhs_indices=chosen, sorted_indices=True)
-        outs = mx.gather_mm(
-            _swiglu(hidden), self._down, rhs_indices=chosen, sorted_indices=True
-        ).squeeze(-2)
+        hidden = self._gate_up(rows, chosen, is_sorted=True)
+        outs = self._down(_swiglu(hidden), chosen, is_sorted=True).squeeze(-2)
         return outs[mx.argsort(order)].reshape(*ids.shape, -1)
 
     # ------------------------------------------------------------------ all experts in one product
 
-    def _make_dense(self, gate_up: mx.array) -> tuple[mx.array, mx.array]:
-        """Products [H, 2 W + E + m] and [W, H], where W = (E + m) I covers all experts."""
+    def _make_dense(self, gate_up: Matrix) -> tuple[mx.array, mx.array] | None:
+        """Products [H, 2 W + E + m] and [W, H], where W = (E + m) I covers all experts.
+
+        None where experts are packed: those not chosen would be unpacked for nothing.
+        """
+        if isinstance(gate_up, Packed) or self._down.plain is None:
+            return None
         hidden = gate_up.shape[2]
         gate, up = mx.split(gate_up, 2, axis=1)
         parts = [gate.reshape(-1, hidden), up.reshape(-1, hidden), self._router.T]
-        return mx.contiguous(mx.concatenate(parts).T), self._down.reshape(-1, hidden)
+        return mx.contiguous(mx.concatenate(parts).T), self._down.plain.reshape(-1, hidden)
 
     def _all_at_once(self, x: mx.array, dense: tuple[mx.array, mx.array]) -> mx.array:
         into, out = dense
@@ -142,15 +151,41 @@ class Experts:
         return hidden.reshape(rows, width) @ out
 
 
-def _with_shared(weights: ExpertWeights, inner: int) -> tuple[mx.array, mx.array]:
-    """Routed experts, then the shared one, if there is one, cut into experts of their width."""
-    if weights.shared_gate_up is None or weights.shared_down is None:
-        return weights.gate_up, weights.down
-    gate, up = mx.split(weights.shared_gate_up, 2)
+class _SharedExpert:
+    """The shared expert by itself; its result is times `gain`, without its switch."""
+
+    def __init__(self, gate_up: Matrix, down: Matrix, gain: float) -> None:
+        self._into = Linear(gate_up)
+        self._out = Linear(down, gain=gain)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._out(_swiglu(self._into(x)))
+
+
+def _place_shared(
+    weights: ExpertWeights, inner: int, gain: float
+) -> tuple[Matrix, Matrix, _SharedExpert | None]:
+    """Experts to choose from, and the shared expert where it cannot be one of them."""
+    gate_up, down = weights.gate_up, weights.down
+    shared_into, shared_out = weights.shared_gate_up, weights.shared_down
+    if shared_into is None or shared_out is None:
+        return gate_up, down, None
+    if not any(isinstance(part, Packed) for part in (gate_up, down, shared_into, shared_out)):
+        both = _cut(values_of(shared_into), values_of(shared_out), inner)
+        return join([gate_up, both[0]], axis=0), join([down, both[1]], axis=0), None
+    is_alike = can_join(gate_up, shared_into) and can_join(down, shared_out)
+    if is_alike and shared_out.shape[1] == inner:
+        into, out = stack([shared_into]), stack([shared_out])
+        return join([gate_up, into], axis=0), join([down, out], axis=0), None
+    return gate_up, down, _SharedExpert(shared_into, shared_out, gain)
+
+
+def _cut(gate_up: mx.array, down: mx.array, inner: int) -> tuple[mx.array, mx.array]:
+    """The shared expert [2 J, H], [H, J] as J / I experts [.., 2 I, H], [.., H, I]."""
+    gate, up = mx.split(gate_up, 2)
     hidden = gate.shape[1]
     both = mx.concatenate([gate.reshape(-1, inner, hidden), up.reshape(-1, inner, hidden)], axis=1)
-    down = weights.shared_down.reshape(hidden, -1, inner).swapaxes(0, 1)
-    return mx.concatenate([weights.gate_up, both]), mx.concatenate([weights.down, down])
+    return both, down.reshape(hidden, -1, inner).swapaxes(0, 1)
 
 
 def _swiglu(both: mx.array) -> mx.array:

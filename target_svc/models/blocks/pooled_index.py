@@ -13,6 +13,8 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from common.checkpoint.matrix import Matrix
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.sparse_attention import keep_best
 from target_svc.models.states.gated_pools import GatedPools
 
@@ -38,11 +40,11 @@ class IndexShape:
 class IndexWeights:
     """Weights of one layer, in the published orientation; d = dim."""
 
-    q: mx.array  # [heads * d, q rank], of the normed query latents
-    k: mx.array  # [d, H]
+    q: Matrix  # [heads * d, q rank], of the normed query latents
+    k: Matrix  # [d, H]
     k_norm: mx.array  # [d]
     k_norm_bias: mx.array  # [d]
-    head_weights: mx.array  # [heads, H]
+    head_weights: Matrix  # [heads, H]
     gate: mx.array  # [d, H]
     offsets: mx.array  # [pool, d], added to the gates by place in the pool
 
@@ -74,13 +76,13 @@ class PooledIndex:
     """The indexer of one layer.
 
     Attributes:
-        into: [width, H], rows that attention joins to its own projection.
+        into: [.., H] each, `width` rows in all, that attention joins to its own projection.
     """
 
     def __init__(self, weights: IndexWeights, shape: IndexShape) -> None:
         self._shape = shape
-        self.into = mx.concatenate([weights.k, weights.gate, weights.head_weights])
-        self._q = mx.contiguous(weights.q.T)
+        self.into = (weights.k, weights.gate, weights.head_weights)
+        self._q = Linear(weights.q)
         self._k_norm = weights.k_norm.astype(mx.float32)
         self._k_norm_bias = weights.k_norm_bias.astype(mx.float32)
         self._offsets = weights.offsets.astype(mx.float32)
@@ -121,7 +123,7 @@ class PooledIndex:
     def _score(self, latents: mx.array, head_weights: mx.array, keys: mx.array) -> mx.array:
         """Scores [R, pools], without the positive constants that order nothing."""
         shape, rows = self._shape, latents.shape[0]
-        q = (latents @ self._q).astype(mx.float32).reshape(-1, shape.dim)
+        q = self._q(latents).astype(mx.float32).reshape(-1, shape.dim)
         dots = mx.maximum(q @ keys.T, 0.0).reshape(rows, shape.heads, -1)
         return (head_weights.astype(mx.float32)[:, None, :] @ dots)[:, 0]
 

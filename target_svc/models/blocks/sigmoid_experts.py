@@ -9,6 +9,8 @@ from typing import Final
 
 import mlx.core as mx
 
+from common.checkpoint.matrix import Matrix
+from target_svc.models.blocks.linear import GatheredLinear, Linear
 from target_svc.models.blocks.norms import silu
 
 _SORT_FROM: Final = 64  # chosen pairs from which sorting by expert pays
@@ -31,8 +33,8 @@ class SigmoidExpertWeights:
 
     router: mx.array  # [E, H]
     correction: mx.array  # [E]
-    gate_up: mx.array  # [E, 2 I, H], gate rows first
-    down: mx.array  # [E, H, I]
+    gate_up: Matrix  # [E, 2 I, H], gate rows first
+    down: Matrix  # [E, H, I]
 
 
 class ClampedMlp:
@@ -45,14 +47,14 @@ class ClampedMlp:
         limit: see `Choice`.
     """
 
-    def __init__(self, gate: mx.array, up: mx.array, down: mx.array, limit: float) -> None:
-        self._into = mx.contiguous(mx.concatenate([gate, up]).T)
-        self._out = mx.contiguous(down.T)
+    def __init__(self, gate: Matrix, up: Matrix, down: Matrix, limit: float) -> None:
+        self._into = Linear(gate, up)
+        self._out = Linear(down)
         self._limit = limit
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]."""
-        return _clamped_swiglu(x @ self._into, self._limit) @ self._out
+        return self._out(_clamped_swiglu(self._into(x), self._limit))
 
 
 class SigmoidExperts:
@@ -63,8 +65,8 @@ class SigmoidExperts:
         self.shared = shared
         self._router = mx.contiguous(weights.router.T).astype(mx.float32)
         self._correction = weights.correction.astype(mx.float32)
-        self._gate_up = mx.contiguous(weights.gate_up.swapaxes(1, 2))
-        self._down = mx.contiguous(weights.down.swapaxes(1, 2))
+        self._gate_up = GatheredLinear(weights.gate_up)
+        self._down = GatheredLinear(weights.down)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Apply to x [R, H]."""
@@ -87,17 +89,15 @@ class SigmoidExperts:
         """Outputs [R, k, H] of the experts `ids` [R, k] for x [R, H]."""
         if ids.size >= _SORT_FROM:
             return self._gathered_in_order(x, ids)
-        hidden = mx.gather_mm(x[:, None, None, :], self._gate_up, rhs_indices=ids)
-        hidden = _clamped_swiglu(hidden, self._choice.limit)
-        return mx.gather_mm(hidden, self._down, rhs_indices=ids).squeeze(-2)
+        hidden = self._gate_up(x[:, None, None, :], ids)
+        return self._down(_clamped_swiglu(hidden, self._choice.limit), ids).squeeze(-2)
 
     def _gathered_in_order(self, x: mx.array, ids: mx.array) -> mx.array:
         order = mx.argsort(ids.flatten())
         chosen = ids.flatten()[order]
         rows = x[order // ids.shape[1]][:, None, :]
-        hidden = mx.gather_mm(rows, self._gate_up, rhs_indices=chosen, sorted_indices=True)
-        hidden = _clamped_swiglu(hidden, self._choice.limit)
-        outs = mx.gather_mm(hidden, self._down, rhs_indices=chosen, sorted_indices=True)
+        hidden = self._gate_up(rows, chosen, is_sorted=True)
+        outs = self._down(_clamped_swiglu(hidden, self._choice.limit), chosen, is_sorted=True)
         return outs.squeeze(-2)[mx.argsort(order)].reshape(*ids.shape, -1)
 
 

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from target_svc.models.blocks.attention import RowPlan, attend, attend_fused, is_bounded
+from common.checkpoint.matrix import Matrix
+from target_svc.models.blocks.attention import (
+    RowPlan,
+    attend,
+    attend_fused,
+    is_bounded,
+    split_gate,
+)
 from target_svc.models.blocks.hyper_connection import WRITE_GAIN
+from target_svc.models.blocks.linear import Linear
 from target_svc.models.blocks.norms import RmsNorm, gated, is_cpu
 from target_svc.models.blocks.rope import RopeTable
 from target_svc.models.states.index_keys import PooledKeys
@@ -37,13 +45,13 @@ class AttentionShape:
 class AttentionWeights:
     """Weights of one layer, in the published orientation; norms zero-centred."""
 
-    q: mx.array  # [heads * (D + D), H], per head: q then gate
-    k: mx.array  # [kv_heads * D, H]
-    v: mx.array  # [kv_heads * D, H]
-    out: mx.array  # [H, heads * D]
+    q: Matrix  # [heads * (D + D), H], per head: q then gate
+    k: Matrix  # [kv_heads * D, H]
+    v: Matrix  # [kv_heads * D, H]
+    out: Matrix  # [H, heads * D]
     q_norm: mx.array  # [D]
     k_norm: mx.array  # [D]
-    index_qk: mx.array  # [(index_heads + 1) * d, H], queries then the key
+    index_qk: Matrix  # [(index_heads + 1) * d, H], queries then the key
     index_q_norm: mx.array  # [d]
     index_k_norm: mx.array  # [d]
 
@@ -56,14 +64,10 @@ class SparseAttention:
     ) -> None:
         self._shape = shape
         self._rope = rope
-        hidden = weights.q.shape[1]
-        packed = weights.q.reshape(shape.heads, 2, shape.head_dim, hidden)
-        q = packed[:, 0].reshape(-1, hidden)
-        gate = packed[:, 1].reshape(-1, hidden)
-        self._into = mx.contiguous(
-            mx.concatenate([q, weights.k, weights.v, gate, weights.index_qk]).T
-        )
-        self._out = mx.contiguous(weights.out.T) * WRITE_GAIN
+        q, gate = split_gate(weights.q, shape.heads, shape.head_dim)
+        gates = [] if gate is None else [gate]
+        self._into = Linear(q, weights.k, weights.v, *gates, weights.index_qk)
+        self._out = Linear(weights.out, gain=WRITE_GAIN)
         q_factor, k_factor = 1.0 + weights.q_norm, 1.0 + weights.k_norm
         self._scale = shape.head_dim**-0.5
         if is_cpu():  # scores come out scaled, and negative for `power` of 1/e
@@ -80,7 +84,7 @@ class SparseAttention:
     ) -> mx.array:
         """Mix x [R, H]; captures the rows' keys, values and raw index keys."""
         shape, rows = self._shape, plan.rows
-        projected = x @ self._into
+        projected = self._into(x)
         ends = np.cumsum(
             [
                 (shape.heads + shape.kv_heads) * shape.head_dim,
@@ -106,7 +110,7 @@ class SparseAttention:
             mask = "causal" if hidden is plan.causal and rows > 1 else hidden
             mixed = attend_fused(q, all_keys, all_values, mask, self._scale)
         mixed = mixed.swapaxes(0, 1).reshape(rows, -1)
-        return gated(mixed, gate) @ self._out
+        return self._out(gated(mixed, gate))
 
     # ------------------------------------------------------------------ the indexer
 
