@@ -23,6 +23,7 @@ def seat(max_tokens=4, n_generated=0, ignore_eos=False):
         ticket="t",
         sampling=Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos),
         session=None,
+        reads=None,
         steps=iter(()),
         text=FakeText(),
         stop_ids=frozenset({0}),
