@@ -198,7 +198,7 @@ def test_the_setting_reaches_the_engine(asked, kept):
 
 def test_a_format_that_the_device_does_not_multiply_is_refused_or_dequantized(monkeypatch):
     """A switch that says on and quietly means off."""
-    monkeypatch.setattr(linear, "multiplies", lambda form, dtype: False)
+    monkeypatch.setattr(linear, "multiplies", lambda form, dtype, shape: False)
     with pytest.raises(
         ConfigError, match=r"keep_packed: 'on', but .* affine of 8 bits in groups of 64"
     ):
@@ -217,6 +217,6 @@ def test_a_device_is_tried_once_for_each_format(monkeypatch):
     linear.multiplies.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(mx, "gather_qmm", fails)
-        assert not linear.multiplies(FORMS[0], mx.float32)
+        assert not linear.multiplies(FORMS[0], mx.float32, (20, 128))
     linear.multiplies.cache_clear()
-    assert all(linear.multiplies(form, mx.float32) for form in FORMS)
+    assert all(linear.multiplies(form, mx.float32, (9001, 128)) for form in FORMS)

@@ -8,7 +8,8 @@ core: 1 row 21 ms against 18, 8 rows 163 against 16, 64 rows 1331 against 41).
 Invariant: row i of a product depends on row i of its input only. On CPU a packed product has the
 same bits for any number of rows. On a GPU MLX takes one kernel for few rows and another for many,
 which sum in another order: rows have the same bits where the number of rows is the same, and that
-is all that roll-back rests on.
+is all that roll-back rests on (`tests/device/test_packed.py`). Rounds of one width throughout are
+`target.verify_width`.
 """
 
 import logging
@@ -26,6 +27,7 @@ from target_svc.models.blocks.norms import is_cpu
 logger = logging.getLogger(__name__)
 
 _MANY: Final = 64  # rows, over every border between kernels
+_TRIED_ROWS: Final = 4096  # of a matrix; longer ones are tried with as many and the odd rest
 KEPT_MODES: Final = ("affine", "mxfp4", "nvfp4")  # others are dequantized when they are loaded
 
 
@@ -212,7 +214,7 @@ class Tensors:
         form = found.form
         if not self._keeps or form.mode not in KEPT_MODES:
             return found.values()
-        if multiplies(form, found.dtype):
+        if multiplies(form, found.dtype, found.shape[-2:]):
             return found
         if self._must:
             raise ConfigError(
@@ -231,26 +233,38 @@ class Tensors:
 
 
 @cache
-def multiplies(form: PackFormat, dtype: mx.Dtype) -> bool:
-    """Whether the default device multiplies matrices of this format; tried once.
+def multiplies(form: PackFormat, dtype: mx.Dtype, shape: tuple[int, ...]) -> bool:
+    """Whether the default device multiplies matrices of this format and shape; tried once.
 
     Tried are a row and many, for which MLX has kernels of their own, of one matrix and of chosen
     ones, in order and out of it.
+
+    Args:
+        form: how they are packed.
+        dtype: of their values.
+        shape: (out, in).
     """
-    values = mx.zeros((2, 64, 512), dtype=dtype)
+    out, into = shape
+    both = _zeros(form, dtype, (2, min(out, _TRIED_ROWS + out % _TRIED_ROWS), into))
+    biases = None if both.biases is None else both.biases[0]
+    product = Linear(both.of_parts(both.weight[0], both.scales[0], biases))
+    gathered = GatheredLinear(both)
     try:
-        parts = mx.quantize(values, group_size=form.group, bits=form.bits, mode=form.mode)
-        weight, scales, biases = (*parts, None)[:3]
-        both = Packed(weight, scales, biases, form, dtype)
-        one = both.of_parts(weight[0], scales[0], None if biases is None else biases[0])
-        product, gathered = Linear(one), GatheredLinear(both)
         for rows in (1, _MANY):
-            x, ids = mx.zeros((rows, 1, 512), dtype=dtype), mx.zeros((rows,), dtype=mx.uint32)
+            x, ids = mx.zeros((rows, 1, into), dtype=dtype), mx.zeros((rows,), dtype=mx.uint32)
             mx.eval(product(x[:, 0]), *(gathered(x, ids, is_sorted=s) for s in (False, True)))
     except (RuntimeError, ValueError) as error:
         logger.warning(
-            "this device does not multiply %s of %d bits packed, values instead: %s",
-            *(form.mode, form.bits, error),
+            "this device does not multiply %s of %d bits, %d x %d, as packed; values instead: %s",
+            *(form.mode, form.bits, out, into, error),
         )
         return False
     return True
+
+
+def _zeros(form: PackFormat, dtype: mx.Dtype, shape: tuple[int, ...]) -> Packed:
+    *rows, into = shape
+    weight = mx.zeros((*rows, into * form.bits // 32), dtype=mx.uint32)
+    is_affine = form.mode == "affine"
+    scales = mx.zeros((*rows, into // form.group), dtype=dtype if is_affine else mx.uint8)
+    return Packed(weight, scales, mx.zeros_like(scales) if is_affine else None, form, dtype)
