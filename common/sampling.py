@@ -1,38 +1,28 @@
-"""What a request may ask of decoding: validated once, honoured or refused by name.
+"""What a request may ask of decoding: validated once, honoured in full or refused by name.
 
-Owns the parameters, their ranges and the list of what this version honours. Does not know
-messages, logits or sessions: the wire's `Sampling` has the same field names, and `of` and
-`as_fields` go between the two.
+Owns the parameters, their ranges and the seeds of further completions. Does not know messages,
+logits or sessions: the wire's `Sampling` has the same field names, and `of` and `as_fields` go
+between the two.
 Invariant: a `SamplingParams` that exists is honoured in full by target and coordinator.
 """
 
 import secrets
 from dataclasses import asdict, dataclass, fields
-from typing import Final, TypedDict
+from typing import Final, Protocol, TypedDict
 
-from common.errors import BadRequest, Unsupported
+from common.errors import BadRequest
 
 MAX_TOKENS_LIMIT: Final = 1_000_000
 MAX_SEED: Final = 2**63 - 1  # fits msgpack's signed integers in every language
 MAX_TOKEN_ID: Final = 2**31 - 1
+_MASK: Final = 2**64 - 1
 DRAWN_SEED_BITS: Final = 31  # short enough to type again
 ACCEPTANCES: Final = ("exact", "residual", "typical", "cascade")
-HONOURED_ACCEPTANCES: Final = ("exact",)
+LOSSY_ACCEPTANCES: Final = ("typical", "cascade")  # the output is not the target's own
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_BIASES: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
-#: Parameters that the wire can carry and no process honours: any value but the default is refused.
-NOT_HONOURED: Final = (
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "bias_ids",
-    "stop_ids",
-    "stop",
-    "logprobs",
-)
 
 
 class SamplingFields(TypedDict):
@@ -65,7 +55,6 @@ class SamplingParams:
 
     Raises:
         BadRequest: a value out of its range.
-        Unsupported: a known value that this version does not honour.
     """
 
     max_tokens: int = 256  # 1..1,000,000 generated tokens
@@ -73,7 +62,7 @@ class SamplingParams:
     top_p: float = 1.0  # (0, 1]; no effect on greedy decoding
     top_k: int = 0  # 0 is off; no effect on greedy decoding
     seed: int = 0  # 0..2^63-1; greedy decoding does not use it
-    acceptance: str = "exact"
+    acceptance: str = "exact"  # what becomes of drafts above temperature 0: one of ACCEPTANCES
     ignore_eos: bool = False  # go on to max_tokens past the end-of-text token
     min_p: float = 0.0  # [0, 1]: least probability, as a share of the best; 0 is off
     repetition_penalty: float = 1.0  # (0, 1000]; 1 is off
@@ -104,7 +93,6 @@ class SamplingParams:
             raise BadRequest(f"acceptance: {self.acceptance!r}; choose one of {names}")
         self._check_scores()
         self._check_stops()
-        self._refuse_what_is_not_honoured()
 
     def _check_scores(self) -> None:
         """What changes the scores or which of them are kept."""
@@ -139,19 +127,6 @@ class SamplingParams:
             if type(text) is not str or not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise BadRequest(f"stop: {text!r:.40}; a text of 1..{MAX_STOP_CHARS} characters")
 
-    def _refuse_what_is_not_honoured(self) -> None:
-        if self.acceptance not in HONOURED_ACCEPTANCES:
-            raise Unsupported(
-                f"acceptance: {self.acceptance!r} is not supported here; "
-                f"supported: {', '.join(HONOURED_ACCEPTANCES)}"
-            )
-        for name in NOT_HONOURED:
-            default = type(self).__dataclass_fields__[name].default
-            if getattr(self, name) != default:
-                raise Unsupported(
-                    f"{name}: {getattr(self, name)!r} is not supported here; supported: {default!r}"
-                )
-
     @classmethod
     def of(cls, other: object) -> "SamplingParams":
         """Validate any object with the same fields, such as the wire's `Sampling`."""
@@ -166,6 +141,37 @@ class SamplingParams:
 def _items(name: str, value: object, most: int) -> None:
     if type(value) is not tuple or len(value) > most:
         raise BadRequest(f"{name}: {value!r:.40}; it must be a tuple of at most {most} items")
+
+
+class Decoding(Protocol):
+    """What tells a lossy request."""
+
+    @property
+    def temperature(self) -> float: ...  # noqa: D102
+
+    @property
+    def acceptance(self) -> str: ...  # noqa: D102
+
+
+def is_lossy(sampling: Decoding) -> bool:
+    """Whether drafts change what comes out; greedy decoding keeps to the target in every mode."""
+    return sampling.temperature > 0 and sampling.acceptance in LOSSY_ACCEPTANCES
+
+
+def derived_seed(seed: int, completion: int) -> int:
+    """The seed of completion 0, 1, .. of one request: the first has the request's own.
+
+    Seeds of one request differ, and so do their noises: splitmix64, Steele et al. 2014.
+
+    >>> derived_seed(7, 0)
+    7
+    """
+    if completion == 0:
+        return seed
+    mixed = (seed + completion * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) & MAX_SEED
 
 
 def draw_seed() -> int:

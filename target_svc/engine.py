@@ -1,30 +1,26 @@
-"""Sessions on one loaded target.
+"""One loaded target, which makes sessions.
 
-Owns the order prefill, rounds, close, and what a session remembers for a late drafter. Does not
-know messages, threads, text rules or policy.
-
-Invariant: between calls a session's state holds exactly the tokens at positions 0..base-1; the
-anchor, at position `base`, is committed but not forwarded. Only the anchor and accepted drafts are
-ever committed to state.
+Owns what all sessions share: the network, how verifies are run, the measured ladder. Does not know
+messages, threads, text rules or policy.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-import mlx.core as mx
 from tokenizers import Tokenizer
 
-from common.errors import BadRequest, EngineError, Unsupported
+from common.errors import BadRequest
 from common.wire import messages
-from target_svc.build import Build
 from target_svc.card import EngineCard
+from target_svc.chat import ChatTemplates
 from target_svc.distribution import Sampling
-from target_svc.models.family import Model, read_ahead
-from target_svc.mtp import CHAIN, ChainDraft, HeadTaps
-from target_svc.prefill import PrefillStep, check_fits, check_ids, prefill_steps
-from target_svc.taps import FeatureStore, Taps
+from target_svc.models.family import Model
+from target_svc.mtp import HeadTaps
+from target_svc.prompts import Prompts
+from target_svc.session import Session
+from target_svc.taps import Taps
 from target_svc.text import encode
-from target_svc.verify import Verdict, VerifyPlan, run_round
+from target_svc.verify import VerifyPlan
 from target_svc.warm_up import measure_ladder
 
 
@@ -39,6 +35,10 @@ class Engine:
         plan: how verifies are run.
         prefill_chunk: prompt tokens per forward.
         max_rows: most rows of one verify.
+        templates: chat templates of the target's folder.
+
+    Attributes:
+        prompts: reads what clients send.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Engine:
         *,
         prefill_chunk: int,
         max_rows: int,
+        templates: ChatTemplates,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -59,6 +60,7 @@ class Engine:
         self.plan = plan
         self.prefill_chunk = prefill_chunk
         self.max_rows = max_rows
+        self.prompts = Prompts(tokenizer, templates, card.vocab_size, card.eos_ids[0])
         self._ladder: dict[int, float] = {}
 
     @property
@@ -70,19 +72,16 @@ class Engine:
         """Token ids of `text`; special tokens are not recognised in it."""
         return encode(self.tokenizer, text)
 
-    def open(self, sampling: Sampling, *, taps: bool) -> "Session":
+    def open(self, sampling: Sampling, *, taps: bool) -> Session:
         """Start a session.
 
         Args:
-            sampling: greedy, or draws keyed by its seed; already validated.
+            sampling: already validated.
             taps: whether features are made; needs a drafter.
 
         Raises:
-            Unsupported: another acceptance than "exact" with a temperature above 0.
             BadRequest: taps without a drafter.
         """
-        if sampling.temperature > 0 and sampling.acceptance != "exact":
-            raise Unsupported(f"acceptance {sampling.acceptance!r}; only 'exact' is implemented")
         if taps and self.taps is None:
             raise BadRequest("taps are asked for but no drafter is configured; name one at start")
         return Session(self, sampling, self.taps if taps else None)
@@ -106,195 +105,3 @@ class Engine:
         if built <= rows:
             return built == rows
         return self._ladder.get(built, math.inf) <= self._ladder.get(rows, 0.0)
-
-
-class Session:
-    """One sequence at this target.
-
-    Attributes:
-        base: absolute position of the anchor; the prompt starts at 0.
-        anchor_id: last committed token, not yet forwarded; valid after prefill.
-    """
-
-    def __init__(self, engine: Engine, sampling: Sampling, taps: Taps | HeadTaps | None) -> None:
-        self._engine = engine
-        self._sampling = sampling
-        self._taps = taps
-        self._state = engine.model.new_state()
-        self._store = FeatureStore(taps.plan.window) if isinstance(taps, Taps) else None
-        self._head = taps.context() if isinstance(taps, HeadTaps) else None
-        self._standing: Build | None = None
-        self._last_rows, self._streak = 1, engine.plan.steady  # as if plain rounds had run
-        self._ids: list[int] = []  # committed, the anchor last
-        self._is_closed = False
-        self._is_prefilled = False
-        self.anchor_id = -1
-
-    @property
-    def base(self) -> int:
-        """Absolute position of the anchor."""
-        return self._state.base
-
-    def prefill(self, prompt_ids: Sequence[int]) -> Iterator[PrefillStep]:
-        """Run the prompt, one chunk per `next`; the last step holds the anchor.
-
-        Raises:
-            BadRequest: the prompt is empty or holds an id outside the vocabulary.
-            TooLong: the prompt does not fit the context with one token more.
-            EngineError: the session was prefilled already, or is closed.
-        """
-        self._check_open(prefilled=False)
-        check_fits(prompt_ids, self._engine.card.context_len)
-        for step in self._run_prompt(prompt_ids, self._taps):
-            after = [] if step.anchor_id is None else [step.anchor_id]
-            self._remember(step.features, [*prompt_ids[step.first_pos + 1 : step.done + 1], *after])
-            if step.anchor_id is not None:
-                self.anchor_id = step.anchor_id
-                self._ids = [*prompt_ids, step.anchor_id]
-                self._is_prefilled = True
-            yield step
-
-    def rebuild(self) -> Iterator[PrefillStep]:
-        """Make the state again from the committed ids, one chunk per `next`.
-
-        For a round that could not be rolled back. The anchor stays, and so do stored features;
-        those of the steps are of positions that were handed out before.
-
-        Raises:
-            EngineError: the session has no anchor or is closed.
-        """
-        self._check_open(prefilled=True)
-        self._standing = None
-        self._state = self._engine.model.new_state()
-        yield from self._run_prompt(self._ids[:-1], None)
-
-    def can_prepare(self, rows: int | None = None) -> bool:
-        """Whether no graph stands ready for a verify that may come, and its rows can be told."""
-        is_told = rows is not None or self._streak >= self._engine.plan.steady
-        return is_told and self._is_prefilled and not self._is_closed and self._standing is None
-
-    def prepare(self, rows: int | None = None) -> None:
-        """Build the graph of the next verify on empty leaves, if `can_prepare`; nothing is run.
-
-        Args:
-            rows: of the next verify; None takes it to be as wide as the last ones.
-        """
-        if not self.can_prepare(rows):
-            return
-        plan = self._engine.plan
-        rows = plan.width or rows or self._last_rows
-        self._standing = Build(self._engine.model, self._state, rows, self._taps, plan.build)
-
-    def prefetch(self, draft_ids: Sequence[int]) -> None:
-        """Begin to read what a verify of these drafts will need of the host; returns at once.
-
-        Drafts are advice: ids outside the vocabulary are left alone here; `verify` refuses them.
-        """
-        vocab = self._engine.card.vocab_size
-        if self._is_prefilled and not self._is_closed and all(0 <= i < vocab for i in draft_ids):
-            read_ahead(self._engine.model, [self.anchor_id, *draft_ids], self._state)
-
-    def verify(self, draft_ids: Sequence[int], rows: int) -> Verdict:
-        """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
-
-        Args:
-            draft_ids: proposed ids for positions base + 1 on.
-            rows: 1..max_rows; 1 is a plain round.
-
-        Raises:
-            BadRequest: rows out of range or a draft outside the vocabulary; nothing changed.
-            EngineError: the session has no anchor or is closed, or a round failed that was not
-                rebuilt; nothing changed.
-            NotFinite: no finite scores; rebuild, or verify again where the plan does not overlap.
-            RollBackRefused: the state cannot take the rejected rows back; nothing changed, and
-                `rebuild` makes it anew.
-        """
-        self._check_open(prefilled=True)
-        if self.base != len(self._ids) - 1:
-            raise EngineError(
-                f"state holds {self.base} tokens of {len(self._ids) - 1}; rebuild the session"
-            )
-        if not 1 <= rows <= self._engine.most_rows:
-            raise BadRequest(f"rows {rows}; a verify here has 1..{self._engine.most_rows}")
-        drafts = list(draft_ids[: rows - 1])
-        check_ids(drafts, self._engine.card.vocab_size, "draft")
-        build = self._take_build(len(drafts) + 1)
-        verdict = run_round(
-            self._engine.model,
-            self._state,
-            [self.anchor_id, *drafts],
-            self._engine.plan,
-            self._taps,
-            self._sampling,
-            build,
-        )
-        self._standing = verdict.ahead
-        self._remember(verdict.features, verdict.ids)
-        self._ids.extend(verdict.ids)
-        self.anchor_id = verdict.ids[-1]
-        return verdict
-
-    def feature_rows(self, from_pos: int) -> tuple[int, mx.array] | None:
-        """Stored rows for a drafter that joins late: the first position, and rows [S, Hd].
-
-        The first position is later than `from_pos` where older rows are no longer kept. None where
-        no row is stored from there on, or without taps.
-        """
-        return None if self._store is None else self._store.rows_from(from_pos)
-
-    def draft(self, n_drafts: int) -> ChainDraft:
-        """Let the target's own head propose the tokens after the anchor.
-
-        Raises:
-            EngineError: the session has no anchor or is closed, or no head is armed.
-        """
-        self._check_open(prefilled=True)
-        if self._head is None:
-            raise EngineError("no head drafts in this session; arm one by policy.source")
-        return self._head.draft(min(n_drafts, CHAIN))
-
-    def close(self) -> None:
-        """Free the state; the session can do nothing more."""
-        self._is_closed = True
-        self._standing = None
-        self._state = self._engine.model.new_state()
-        self._store = None
-        self._head = None
-
-    def _run_prompt(
-        self, ids: Sequence[int], taps: Taps | HeadTaps | None
-    ) -> Iterator[PrefillStep]:
-        engine = self._engine
-        return prefill_steps(
-            engine.model,
-            self._state,
-            ids,
-            chunk=engine.prefill_chunk,
-            taps=taps,
-            sampling=self._sampling,
-            overlaps=engine.plan.overlaps,
-        )
-
-    def _take_build(self, rows: int) -> Build | None:
-        """The standing build if it fits the round; else it is abandoned."""
-        build, self._standing = self._standing, None
-        self._streak = self._streak + 1 if rows == self._last_rows else 1
-        self._last_rows = rows
-        if build is None or self._engine.fits(build.rows, self._engine.plan.width or rows):
-            return build
-        build.abandon()
-        return None
-
-    def _remember(self, features: mx.array | None, following: Sequence[int]) -> None:
-        """Keep features [S, H] for whoever drafts; `following` are the tokens after their rows."""
-        if features is not None and self._store is not None:
-            self._store.add(features)
-        if features is not None and self._head is not None:
-            self._head.extend(features, list(following))
-
-    def _check_open(self, *, prefilled: bool) -> None:
-        if self._is_closed:
-            raise EngineError("session is closed; open another")
-        if prefilled != self._is_prefilled:
-            state = "has run its prompt" if self._is_prefilled else "has no anchor yet"
-            raise EngineError(f"session {state}; prefill once, then verify")

@@ -16,6 +16,7 @@ from common.sources import AUTO, DRAFTER, MTP, Armed, Present, arm
 from common.wire.messages import ModelCard
 from target_svc.build import BuildPlan
 from target_svc.card import EngineCard
+from target_svc.chat import load_chat_templates
 from target_svc.contract import refusal_of
 from target_svc.engine import Engine
 from target_svc.models import glm5_next, llama, qwen3, qwen3_5, qwen4_exp, qwen4_mtp
@@ -128,6 +129,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
         verify_plan(options),
         prefill_chunk=options.prefill_chunk,
         max_rows=1 if refusal else max_rows,
+        templates=load_chat_templates(target),
     )
 
 

@@ -15,6 +15,7 @@ from target_svc.distribution import Sampling
 from target_svc.models.family import Model, read_ahead, run_rows
 from target_svc.models.state import SequenceState
 from target_svc.rollback import commit
+from target_svc.seen import Seen
 from target_svc.taps import Collects
 
 
@@ -39,6 +40,7 @@ def prefill_steps(
     chunk: int,
     taps: Collects | None,
     sampling: Sampling,
+    seen: Seen | None = None,
     overlaps: bool = False,
 ) -> Iterator[PrefillStep]:
     """Forward and commit the prompt, one chunk per step; each step evaluates.
@@ -50,6 +52,7 @@ def prefill_steps(
         chunk: rows per forward.
         taps: None where nobody drafts.
         sampling: how the anchor is chosen.
+        seen: the ids of the prompt, where the sampling counts tokens.
         overlaps: a chunk is built while the one before it runs, so steps come one chunk later; for
             devices where handing over does not block.
 
@@ -65,13 +68,13 @@ def prefill_steps(
         read_ahead(model, prompt_ids[start : start + 2 * chunk], state, skip=chunk)
         submitted = _submit(model, state, prompt_ids, start, chunk, taps)
         if running is not None:
-            yield running.step(sampling)
+            yield running.step(sampling, seen)
         running = submitted
         if not overlaps:
-            yield running.step(sampling)
+            yield running.step(sampling, seen)
             running = None
     if running is not None:
-        yield running.step(sampling)
+        yield running.step(sampling, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,12 @@ class _Chunk:
     result: mx.array  # logits [1, V] of the prompt's last row, else hidden rows
     features: mx.array | None
 
-    def step(self, sampling: Sampling) -> PrefillStep:
+    def step(self, sampling: Sampling, seen: Seen | None) -> PrefillStep:
         """Wait for the chunk."""
         mx.eval(self.result, *([] if self.features is None else [self.features]))
         if self.done < self.total:
             return PrefillStep(self.done, self.total, self.start, self.features)
-        decision = decide(self.result, NO_DRAFTS, sampling, self.total)
+        decision = decide(self.result, NO_DRAFTS, sampling, self.total, seen)
         return PrefillStep(
             self.done,
             self.total,

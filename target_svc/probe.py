@@ -27,10 +27,11 @@ from common.checkpoint.device import choose_device  # noqa: E402
 from common.sources import NONE  # noqa: E402
 from common.wire.messages import Sampling  # noqa: E402
 from target_svc.build import BuildPlan  # noqa: E402
-from target_svc.engine import Engine, Session  # noqa: E402
+from target_svc.engine import Engine  # noqa: E402
 from target_svc.load import EngineOptions, load_engine  # noqa: E402
 from target_svc.models.qwen4_exp import Model  # noqa: E402
 from target_svc.random_checkpoint import Sizes, write_checkpoint  # noqa: E402
+from target_svc.session import Session  # noqa: E402
 from target_svc.verify import Verdict, VerifyPlan  # noqa: E402
 
 MIB: Final = 1 << 20
@@ -77,8 +78,6 @@ class Probe:
             self.save(f"direct.{context}", self._direct(session, layers))
             session.close()
         self.save("experts_ms", {count: self._experts(count) for count in rows})
-
-    # ------------------------------------------------------------------ single figures
 
     def _prefilled(self, context: int, *, overlaps: bool) -> Session:
         """A session after a prompt of `context` tokens; saves tokens per second."""

@@ -16,6 +16,7 @@ from common.errors import EngineError
 from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import Block, Draft, Drafted, DraftFailed, Verified, Verify
 from target_svc.engine import Engine
+from target_svc.frames import logprob_fields
 from target_svc.links import FeatureLinks
 from target_svc.seat import Retry, Seat
 from target_svc.verify import Verdict
@@ -103,7 +104,8 @@ class Rounds:
         drafts = self._usable(seat, draft_ids[: order.rows - 1])
         try:
             with seat.reads.counted():
-                result = seat.session.verify(drafts, len(drafts) + 1)
+                is_copy = bool(order.copy_ids)
+                result = seat.session.verify(drafts, len(drafts) + 1, is_copy=is_copy)
         except EngineError as fault:
             self._rebuild(seat, order, waited_ms, fault)
             return
@@ -142,6 +144,7 @@ class Rounds:
             near_ties=result.near_ties,
             ms=result.build_ms + result.eval_ms,
             wait_ms=waited_ms,
+            **logprob_fields(result.logprobs[: len(emission.ids)]),
             build=result.build,
             first_ms=result.first_ms,
             ngram_hits=reads.hits,

@@ -1,7 +1,8 @@
 """One request's place at the target: its engine session, text, link and present round.
 
 Owns what the service must remember about one session between messages, and the rules that end a
-text (stop token, max_tokens). Does not know sockets, the wire, other sessions or the policy.
+text: a stop token and a stop string, which are no part of it, and max_tokens. Does not know
+sockets, the wire, other sessions or the policy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,10 @@ from common.wire.messages import (
     Verified,
     Verify,
 )
-from target_svc.engine import Session
 from target_svc.host_reads import HostReads
 from target_svc.prefill import PrefillStep
+from target_svc.session import Session
+from target_svc.stops import StopStrings
 from target_svc.text import Detokenizer
 
 
@@ -28,10 +30,12 @@ class Emission:
     """What of some newly committed ids belongs to the text.
 
     Attributes:
-        ids: the ids that are part of the text, cut before a stop token and at max_tokens.
-        pieces: one text piece per id; "" while a character is incomplete.
+        ids: the ids that are part of the text, cut before a stop token, behind or before the id
+            that completes a stop string (before it, if no text came with it), and at max_tokens.
+        pieces: one text piece per id; "" while a character is incomplete or the text may begin a
+            stop string.
         finish: "" while the text goes on, else "stop" or "length".
-        tail: text the detokenizer still held back; only with a finish.
+        tail: text that was still held back; only with a finish.
     """
 
     ids: tuple[int, ...]
@@ -87,7 +91,6 @@ class Seat:
         steps: Iterator[PrefillStep],
         text: Detokenizer,
         stop_ids: frozenset[int],
-        n_generated: int,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -106,8 +109,11 @@ class Seat:
         self.n_rebuilds = 0
         self._is_finished = False
         self._text = text
-        self._stop_ids = frozenset[int]() if sampling.ignore_eos else stop_ids
-        self._n_generated = n_generated
+        self._stops = StopStrings(sampling.stop)
+        self._stop_ids = frozenset(sampling.stop_ids) | (
+            frozenset() if sampling.ignore_eos else stop_ids
+        )
+        self._n_generated = 0
         self._max_tokens = sampling.max_tokens
 
     def emit(self, ids: Sequence[int]) -> Emission:
@@ -119,15 +125,31 @@ class Seat:
             if token in self._stop_ids:
                 finish = "stop"
                 break
+            shown = self._stops.push(self._text.push(token))
+            if shown.is_stopped and not shown.text:
+                finish = "stop"
+                break
             kept.append(token)
-            pieces.append(self._text.push(token))
+            pieces.append(shown.text)
             self._n_generated += 1
+            if shown.is_stopped:
+                finish = "stop"
+                break
             if self._n_generated >= self._max_tokens:
                 finish = "length"
                 break
         self._is_finished = bool(finish)
-        tail = self._text.finish() if finish else ""
-        return Emission(tuple(kept), tuple(pieces), finish, tail)
+        if not finish:
+            return Emission(tuple(kept), tuple(pieces), "", "")
+        last = self._stops.push(self._text.finish())
+        tail = last.text + self._stops.finish()
+        return Emission(tuple(kept), tuple(pieces), "stop" if last.is_stopped else finish, tail)
+
+    def replay(self, ids: Sequence[int]) -> None:
+        """Ids of the reply that reached the client before this session; none of them ended it."""
+        for token in ids:
+            self._stops.push(self._text.push(token))
+        self._n_generated += len(ids)
 
     @property
     def awaited_rows(self) -> int | None:

@@ -29,12 +29,13 @@ from common.wire.messages import (
     PrefillProgress,
     Renew,
     Resync,
+    Sampling,
     Scalar,
     Verify,
 )
-from common.wire.tensors import Tensor, from_ids, to_text
+from common.wire.tensors import from_ids
 from target_svc.engine import Engine
-from target_svc.frames import ids_of
+from target_svc.frames import logprob_fields
 from target_svc.host_reads import HostReads
 from target_svc.links import FeatureLinks
 from target_svc.models.family import host_counters
@@ -140,12 +141,11 @@ class TargetService:
             return
         if len(self._seats) >= self._capacity:
             raise Busy(f"target holds {self._capacity} sessions, its capacity; try again later")
-        prompt = self._prompt_ids(order.prompt)
-        self._check_length(len(prompt) - order.n_replayed, order.sampling.max_tokens)
+        prompt = self._engine.prompts.ids_of(order)
+        n_prompt = len(prompt) - order.n_replayed
+        self._check_length(n_prompt, order.sampling.max_tokens)
+        self._check_sampling(order.sampling)
         session = self._engine.open(order.sampling, taps=order.taps)
-        text = Detokenizer(self._engine.tokenizer)
-        for token in prompt[len(prompt) - order.n_replayed :]:
-            text.push(token)
         seat = Seat(
             name=order.session,
             epoch=order.epoch,
@@ -153,11 +153,11 @@ class TargetService:
             sampling=order.sampling,
             session=session,
             reads=HostReads(self._engine.model),
-            steps=session.prefill(prompt),
-            text=text,
+            steps=session.prefill(prompt, order.n_replayed),
+            text=Detokenizer(self._engine.tokenizer),
             stop_ids=frozenset(self._engine.card.eos_ids),
-            n_generated=order.n_replayed,
         )
+        seat.replay(prompt[n_prompt:])
         self._seats[order.session] = seat
         self._prefilling.append(seat)
         self._answer(seat, Opened(order.session, order.epoch, from_ids(prompt)))
@@ -166,14 +166,12 @@ class TargetService:
         seat.answers.append(answer)
         self._send(CONTROL_PEER, answer)
 
-    def _prompt_ids(self, prompt: Tensor) -> list[int]:
-        """Token ids of a prompt; an empty one becomes the separator that starts a document."""
-        ids = self._engine.encode(to_text(prompt)) if prompt.dtype == "uint8" else ids_of(prompt)
+    def _check_sampling(self, sampling: Sampling) -> None:
         vocab = self._engine.card.vocab_size
-        for token in ids:
-            if not 0 <= token < vocab:
-                raise BadRequest(f"prompt id {token} is outside the vocabulary 0..{vocab - 1}")
-        return ids or [self._engine.card.eos_ids[0]]
+        for name, ids in (("bias_ids", sampling.bias_ids), ("stop_ids", sampling.stop_ids)):
+            for token in ids:
+                if token >= vocab:
+                    raise BadRequest(f"{name}: {token} is outside the vocabulary 0..{vocab - 1}")
 
     def _check_length(self, n_prompt: int, max_tokens: int) -> None:
         limit = self._engine.card.context_len
@@ -208,6 +206,7 @@ class TargetService:
             tail=emission.tail,
             near_ties=int(step.near_tie),
             ms=ms,
+            **logprob_fields(step.logprobs[: len(emission.ids)]),
             ngram_hits=reads.hits,
             ngram_misses=reads.misses,
         )

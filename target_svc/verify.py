@@ -19,6 +19,7 @@ from target_svc.distribution import Sampling
 from target_svc.models.family import Model
 from target_svc.models.state import SequenceState
 from target_svc.rollback import abandon, commit
+from target_svc.seen import Seen
 from target_svc.taps import Collects
 
 PREBUILT: Final = " prebuilt"
@@ -57,10 +58,13 @@ class Verdict:
 def run_round(
     model: Model,
     state: SequenceState,
-    row_ids: Sequence[int],
+    anchor_id: int,
+    drafts: Drafts,
     plan: VerifyPlan,
     taps: Collects | None,
     sampling: Sampling,
+    *,
+    seen: Seen | None = None,
     build: Build | None = None,
 ) -> Verdict:
     """Forward the anchor and its drafts, accept, and keep the accepted rows.
@@ -68,10 +72,12 @@ def run_round(
     Args:
         model: the target.
         state: after a commit, or with `build` standing on it; changed only when this returns.
-        row_ids: anchor, then drafts; all in the vocabulary.
+        anchor_id: the last committed token, not yet forwarded.
+        drafts: what stands after it; every id in the vocabulary.
         plan: see `VerifyPlan`.
         taps: None where nobody drafts.
         sampling: how the target chooses.
+        seen: ids up to the anchor, where the sampling counts tokens.
         build: a graph of at least so many rows on this state; None makes one.
 
     Raises:
@@ -79,7 +85,7 @@ def run_round(
             the plan overlaps.
         RollBackRefused: the rejected rows cannot be taken back; nothing changed.
     """
-    start = time.perf_counter()
+    start, row_ids = time.perf_counter(), (anchor_id, *drafts.ids)
     padded = pad_rows(row_ids, plan.width if build is None else build.rows)
     base, ahead = state.base, None
     try:
@@ -92,7 +98,7 @@ def run_round(
             commit(state, 1)  # the anchor's own row stays, whatever it scores
             ahead = Build(model, state, 1, taps, plan.build)
         mx.eval(forward.results)
-        decision = decide(forward.logits, Drafts(tuple(row_ids[1:])), sampling, base + 1)
+        decision = decide(forward.logits, drafts, sampling, base + 1, seen)
         keep = decision.n_accepted + 1
         if ahead is None:
             commit(state, keep)

@@ -35,6 +35,8 @@ class Request:
     draft: bool
     submitted_at: float
     expires_at: float | None
+    is_chat: bool = False  # the text is a JSON object of messages
+    allow_special: bool = False  # special tokens written out in the text become those tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Owns what is refused before anything is done. Does not know queues or workers.
 """
 
 from common.coordinator.events import Request
+from common.errors import BadRequest, Unsupported
 from common.sampling import SamplingParams
 from common.wire.messages import Submit
 from common.wire.tensors import to_ids, to_text
@@ -20,10 +21,14 @@ def request_of(message: Submit, number: int, client: str, now: float) -> Request
 
     Raises:
         BadRequest: a parameter out of its range.
-        Unsupported: a parameter that this version does not honour.
+        Unsupported: what this version does not honour.
         BadTensor: the prompt is neither UTF-8 text nor token ids.
     """
     SamplingParams.of(message.sampling)
+    if message.claim or message.from_index:
+        raise Unsupported("claim: a request cannot be resumed here; send it again without a claim")
+    if message.is_chat and message.prompt.dtype != "uint8":
+        raise BadRequest("is_chat: the prompt is token ids; a chat is a JSON text")
     if message.prompt.dtype == "uint8":
         to_text(message.prompt)
     else:
@@ -33,6 +38,8 @@ def request_of(message: Submit, number: int, client: str, now: float) -> Request
         client=client,
         name=message.request,
         prompt=message.prompt,
+        is_chat=message.is_chat,
+        allow_special=message.allow_special,
         sampling=message.sampling,
         draft=message.draft,
         submitted_at=now,

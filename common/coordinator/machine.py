@@ -40,6 +40,7 @@ from common.coordinator.events import (
     ToTarget,
     WantTarget,
 )
+from common.coordinator.outgoing import first_token, open_message, round_tokens
 from common.coordinator.reply import Reply
 from common.coordinator.rounds import RoundFault, RoundSequence
 from common.coordinator.waits import Limits, Wait
@@ -58,7 +59,7 @@ from common.wire.messages import (
     Tokens,
     Verified,
 )
-from common.wire.tensors import from_ids, to_ids
+from common.wire.tensors import to_ids
 
 
 class RequestMachine:
@@ -78,7 +79,7 @@ class RequestMachine:
 
     def __init__(self, request: Request, limits: Limits, new_ticket: Callable[[], str]) -> None:
         self.request = request
-        self.reply = Reply(request.submitted_at)
+        self.reply = Reply(request.submitted_at, request.sampling)
         self.phase = Phase.WAITING
         self.session = ""
         self.attachment = Attachment(new_ticket)
@@ -143,12 +144,8 @@ class RequestMachine:
         return [ToTarget(self._open_message())]
 
     def _open_message(self) -> Open:
-        committed, tie = self.reply.ids, self.attachment
-        prompt, sampling = self.request.prompt, self.request.sampling
-        if self._prompt_ids is not None:
-            prompt = from_ids([*self._prompt_ids, *committed])
-        named = self.session, self._epoch, tie.ticket
-        return Open(*named, prompt, len(committed), sampling, tie.has_taps)
+        named = self.request, self.session, self._epoch, self.attachment
+        return open_message(*named, self._prompt_ids, self.reply.ids)
 
     def _on_opened(self, event: Opened, now: float) -> list[Command]:
         if not self._is_prefilling(event.session, event.epoch):
@@ -169,9 +166,8 @@ class RequestMachine:
         is_opened = self._prompt_ids is not None  # else Opened was lost: Open will be repeated
         if not is_opened or not self._is_prefilling(event.session, event.epoch):
             return self._stale()
-        ids = () if event.finish == "stop" else (event.anchor_id,)
-        pieces = (event.piece,)[: len(ids)]
-        commands = self._commit(self._tokens(ids, pieces, 0), event, now)
+        tokens = first_token(event, self.request.name, len(self.reply.ids))
+        commands = self._commit(tokens, event, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
         self._rounds.start(self.session, self._epoch, event.base, event.anchor_id)
@@ -211,7 +207,7 @@ class RequestMachine:
     def _on_verified(self, event: Verified, why: str, now: float, scene: Scene) -> list[Command]:
         self._rounds.finish(event)
         self.reply.count_round(event, why)
-        tokens = self._tokens(event.ids, event.pieces, min(event.n_accepted, len(event.ids)))
+        tokens = round_tokens(event, self.request.name, len(self.reply.ids))
         commands = self._commit(tokens, event, now)
         if event.finish:
             return [*commands, *self._finish(event.finish, event.tail)]
@@ -225,9 +221,6 @@ class RequestMachine:
         self.reply.commit(tokens.ids, now, answer)
         self._rounds.remember(tokens.ids)
         return [ToClient(tokens)] if tokens.ids else []
-
-    def _tokens(self, ids: tuple[int, ...], pieces: tuple[str, ...], n_accepted: int) -> Tokens:
-        return Tokens(self.request.name, len(self.reply.ids), ids, pieces, n_accepted)
 
     def _drop_drafter(self, closed_until: float, now: float) -> list[Command]:
         if not self.attachment.is_held:

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.policy.stats import PositionStats
-from common.wire.messages import Prefilled, Verified
+from common.sampling import is_lossy
+from common.wire.messages import Prefilled, Sampling, Verified
 
 
 class Reply:
@@ -17,14 +18,16 @@ class Reply:
 
     Args:
         submitted_at: monotonic seconds.
+        sampling: of the request; a lossy acceptance is labelled so.
 
     Attributes:
         ids: committed token ids, without the prompt.
     """
 
-    def __init__(self, submitted_at: float) -> None:
+    def __init__(self, submitted_at: float, sampling: Sampling) -> None:
         self.ids: list[int] = []
         self._submitted_at = submitted_at
+        self._sampling = sampling
         self._first_at = self._last_at = submitted_at
         self._near_ties = 0
         self._positions = PositionStats()
@@ -99,6 +102,8 @@ class Reply:
             "tokens_per_s": (len(self.ids) - 1) / took_s if took_s > 0 else 0.0,
             "ttft_s": self.ttft_s,
             "near_ties": self._near_ties,
+            "acceptance": self._sampling.acceptance,
+            "lossy": is_lossy(self._sampling),
             "builds": dict(self._builds),
             "ngram_hits": self._ngram_hits,
             "ngram_misses": self._ngram_misses,

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import click
 
@@ -27,9 +27,9 @@ from common.launcher.flags import (
 from common.launcher.generate import read_prompt, run_generate
 from common.launcher.logs import read_logs
 from common.launcher.orders import ask
+from common.launcher.sampling_flags import options_of, sampling_options
 from common.launcher.up import run_foreground, start_background, stop
 from common.launcher.view import ps_table, show
-from common.sdk.client import Options
 from common.sdk.locate import run_dir_of
 
 FORCED_INT: Final = 130
@@ -79,15 +79,7 @@ def up(detach: bool, wait_s: float | None, only: str | None, **flags: Any) -> in
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
 @name_option
 @click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file; - is stdin.")
-@click.option("--max-tokens", type=int, default=256, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True)
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, show_default=True)
-@click.option("--seed", type=int, default=None, help="Default: one is drawn and reported.")
-@click.option("--acceptance", default="exact", show_default=True)
-@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token.")
-@click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds for the reply.")
-@click.option("--no-draft", "draft", flag_value=False, default=True, help="Nothing is drafted.")
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto")
 def generate(
@@ -100,9 +92,8 @@ def generate(
     **options: Any,
 ) -> int:
     """Continue PROMPT; starts a system of its own when none runs."""
-    text = read_prompt(prompt, prompt_file)
+    text, wanted = options_of(read_prompt(prompt, prompt_file), options)
     resolved = resolve(file=file, name=name)
-    wanted = cast(Options, options)  # the flags above are the keys of Options
     return run_generate(resolved, file, text, wanted, as_json=as_json, colour=color)
 
 

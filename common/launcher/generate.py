@@ -18,8 +18,8 @@ from common.launcher.view import StartupView, summary, wants_colour, write_token
 from common.net.sockets import is_listening
 from common.net.transport import CONTROL_SOCKET
 from common.sdk import Client, Completion, EndEvent, TokenEvent
-from common.sdk.client import Options
 from common.sdk.locate import run_dir_of
+from common.sdk.options import Options
 from common.sdk.request import make_request
 
 INTERRUPTED: int = 130
@@ -53,7 +53,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
 def run_generate(
     resolved: Resolved,
     file: Path | None,
-    prompt: str,
+    prompt: str | None,
     options: Options,
     *,
     as_json: bool,
@@ -83,7 +83,7 @@ def start_up_view() -> OnRows:
 
 
 def stream_reply(
-    client: Client, prompt: str, options: Options, out: TextIO, *, colour: bool
+    client: Client, prompt: str | None, options: Options, out: TextIO, *, colour: bool
 ) -> Completion:
     """Write a reply as it comes; returns the whole of it."""
     with client.stream(prompt, **options) as stream:
@@ -94,7 +94,7 @@ def stream_reply(
 
 
 def _print_reply(
-    client: Client, prompt: str, options: Options, *, as_json: bool, colour: bool
+    client: Client, prompt: str | None, options: Options, *, as_json: bool, colour: bool
 ) -> None:
     if as_json:
         body: dict[str, Any] = client.generate(prompt, **options).as_json()

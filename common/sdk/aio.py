@@ -14,8 +14,9 @@ from typing import Any, Self, Unpack
 
 from common.errors import DFlashError, PeerSilent, WireError
 from common.net.zeromq import AsyncClientLink
-from common.sdk.client import STATUS_S, Options
+from common.sdk.client import STATUS_S
 from common.sdk.locate import locate
+from common.sdk.options import Options
 from common.sdk.request import HELLO_S, Request, check_welcome, client_hello, make_request
 from common.sdk.stream import Completion, Event, StreamState, parse_status
 from common.wire.messages import Cancel, Message, Status, StatusRequest

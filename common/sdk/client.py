@@ -11,30 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from common.errors import DFlashError, PeerSilent, WireError
 from common.net.zeromq import ClientLink
 from common.sdk.locate import locate
+from common.sdk.options import Options, options_of_each
 from common.sdk.request import HELLO_S, Request, check_welcome, client_hello, make_request
 from common.sdk.stream import Completion, Event, StreamState, parse_status
 from common.wire.messages import Cancel, Message, Status, StatusRequest
 
 STATUS_S = 5.0
-
-
-class Options(TypedDict, total=False):
-    """What `generate` and `stream` take beside the prompt; see `make_request`."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    acceptance: str
-    ignore_eos: bool
-    draft: bool
-    timeout_s: float | None
 
 
 class Client:
@@ -77,9 +64,9 @@ class Client:
         """Generate and wait for the whole reply.
 
         Args:
-            prompt: text; or give `prompt_ids`.
+            prompt: text; or give `prompt_ids`, or `messages` among the options.
             prompt_ids: token ids.
-            **options: see `make_request`.
+            **options: see `common.sdk.options.Options`.
 
         Raises:
             BadRequest, Unsupported, TooLong: the request cannot be served as asked.
@@ -88,9 +75,7 @@ class Client:
             PeerLost, PeerSilent: the system is gone.
         """
         with self.stream(prompt, prompt_ids=prompt_ids, **options) as stream:
-            for _ in stream:
-                pass
-            return stream.completion
+            return _drained(stream)
 
     def stream(
         self,
@@ -102,6 +87,28 @@ class Client:
         """Generate and yield events as they come; leaving the loop early cancels."""
         options.setdefault("timeout_s", self._timeout_s)
         return Stream(self, make_request(prompt, prompt_ids, **options))
+
+    def generate_n(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]:
+        """Generate `n` completions side by side, each with a seed of its own.
+
+        The first one's is the request's seed, or the one drawn for it. The first to fail ends all.
+
+        Raises:
+            As `generate`; BadRequest: n below 1.
+        """
+        with contextlib.ExitStack() as open_streams:
+            streams = [
+                open_streams.enter_context(self.stream(prompt, prompt_ids=prompt_ids, **one))
+                for one in options_of_each(n, options)
+            ]
+            return [_drained(stream) for stream in streams]
 
     def status(self) -> dict[str, Any]:
         """What runs and how it does, as the coordinator sees it."""
@@ -250,3 +257,9 @@ def _recv_status(link: ClientLink) -> Status:
             return message
         if time.monotonic() > limit:
             raise WireError(f"StatusRequest: expected Status, got {type(message).__name__}")
+
+
+def _drained(stream: Stream) -> Completion:
+    for _ in stream:
+        pass
+    return stream.completion

@@ -4,16 +4,18 @@ Owns the checks of a prompt and the Hello. Does not know sockets.
 """
 
 import itertools
+import json
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
 from common.errors import AuthRefused, BadRequest, DFlashError, VersionMismatch, WireError
-from common.sampling import SamplingParams, draw_seed
+from common.sampling import SamplingParams
+from common.sdk.options import Options, sampling_of
 from common.wire.messages import Hello, Message, Reject, Sampling, Submit, Welcome
 from common.wire.tensors import Tensor
 from common.wire.version import MAJOR, MINOR, build
@@ -32,6 +34,8 @@ class Request:
     sampling: SamplingParams
     draft: bool
     timeout_s: float | None
+    is_chat: bool = False
+    allow_special: bool = False
 
     def submit(self) -> Submit:
         """The message, with an id that is new in this process."""
@@ -41,54 +45,45 @@ class Request:
             sampling=Sampling(**self.sampling.as_fields()),
             draft=self.draft,
             deadline_ms=0 if self.timeout_s is None else max(1, round(self.timeout_s * 1000)),
+            is_chat=self.is_chat,
+            allow_special=self.allow_special,
         )
 
 
 def make_request(
-    prompt: str | None,
-    prompt_ids: Sequence[int] | None,
-    *,
-    max_tokens: int = 256,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int | None = None,
-    acceptance: str = "exact",
-    ignore_eos: bool = False,
-    draft: bool = True,
-    timeout_s: float | None = None,
+    prompt: str | None, prompt_ids: Sequence[int] | None, **options: Unpack[Options]
 ) -> Request:
     """Check what a caller asks for.
 
     Args:
-        prompt: text; or None when `prompt_ids` is given.
+        prompt: text; or None when `prompt_ids` or `messages` are given.
         prompt_ids: token ids >= 0.
-        max_tokens: most tokens to generate.
-        temperature: 0 is greedy, the only one honoured here.
-        top_p: (0, 1].
-        top_k: 0 is off.
-        seed: None: one is drawn and reported in the reply.
-        acceptance: "exact", the only one honoured here.
-        ignore_eos: go on to `max_tokens` past the end-of-text token.
-        draft: False: the same stack, nothing drafted.
-        timeout_s: deadline of the whole request; None: none.
+        **options: see `Options`.
 
     Raises:
-        BadRequest: a value out of range.
-        Unsupported: a known value that is not honoured.
+        BadRequest: an unknown option, a value out of range, or not exactly one kind of prompt.
     """
+    timeout_s = options.get("timeout_s")
     if timeout_s is not None and not 0 < timeout_s < 1e6:
         raise BadRequest(f"timeout_s: {timeout_s!r}; it must lie in (0, 1000000)")
-    sampling = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=draw_seed() if seed is None else seed,
-        acceptance=acceptance,
-        ignore_eos=ignore_eos,
+    sampling, messages = sampling_of(options), options.get("messages")
+    if sum(given is not None for given in (prompt, prompt_ids, messages)) != 1:
+        raise BadRequest("prompt: give one of a text, prompt_ids and messages")
+    for name in ("tools", "template_kwargs"):
+        if messages is None and options.get(name) is not None:
+            raise BadRequest(f"{name}: only a chat has them; give messages")
+    if messages is None:
+        tensor = _text_tensor("prompt", prompt) if prompt is not None else _ids_tensor(prompt_ids)
+    else:
+        tensor = _text_tensor("messages", _chat_body(messages, options))
+    return Request(
+        tensor,
+        sampling,
+        draft=options.get("draft", True),
+        timeout_s=timeout_s,
+        is_chat=messages is not None,
+        allow_special=options.get("allow_special", False),
     )
-    return Request(_prompt_tensor(prompt, prompt_ids), sampling, draft, timeout_s)
 
 
 def client_hello(role: str = "client", name: str = "") -> Hello:
@@ -117,19 +112,31 @@ def check_welcome(message: Message) -> Welcome:
     return message
 
 
-def _prompt_tensor(prompt: str | None, prompt_ids: Sequence[int] | None) -> Tensor:
-    if (prompt is None) == (prompt_ids is None):
-        raise BadRequest("prompt: give either a text or prompt_ids")
-    if prompt is not None:
-        if not isinstance(prompt, str):
-            raise BadRequest(f"prompt: {type(prompt).__name__}; it must be str")
-        try:
-            data = prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadRequest(f"prompt: no valid Unicode at character {error.start}") from error
-        if len(data) > MAX_PROMPT_BYTES:
-            raise BadRequest(f"prompt: {len(data)} bytes; at most {MAX_PROMPT_BYTES}")
-        return Tensor("uint8", (len(data),), data)
+def _chat_body(messages: Sequence[Mapping[str, Any]], options: Options) -> str:
+    chat: dict[str, Any] = {"messages": list(messages)}
+    if options.get("tools") is not None:
+        chat["tools"] = list(options["tools"] or ())
+    if options.get("template_kwargs") is not None:
+        chat["template_kwargs"] = dict(options["template_kwargs"] or {})
+    try:
+        return json.dumps(chat, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"messages: {error}; they must be what JSON can hold") from error
+
+
+def _text_tensor(what: str, text: str) -> Tensor:
+    if not isinstance(text, str):
+        raise BadRequest(f"{what}: {type(text).__name__}; it must be str")
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{what}: no valid Unicode at character {error.start}") from error
+    if len(data) > MAX_PROMPT_BYTES:
+        raise BadRequest(f"{what}: {len(data)} bytes; at most {MAX_PROMPT_BYTES}")
+    return Tensor("uint8", (len(data),), data)
+
+
+def _ids_tensor(prompt_ids: Sequence[int] | None) -> Tensor:
     try:
         ids = [operator.index(token) for token in prompt_ids or ()]
     except TypeError as error:

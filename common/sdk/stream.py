@@ -37,6 +37,14 @@ class ProgressEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities under the model's own scores, before any sampling."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # the most likely ids and theirs, best first
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Newly committed tokens, in order, each index exactly once."""
 
@@ -45,6 +53,7 @@ class TokenEvent:
     pieces: tuple[str, ...]  # one text piece per id
     n_accepted: int  # the first n_accepted ids were drafts, the rest is the target's own
     text: str  # the pieces joined
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per id, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Completion:
     finish_reason: str  # "stop" | "length"
     seed: int  # the one in force
     stats: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per id, where asked for
 
     @property
     def n_tokens(self) -> int:
@@ -82,13 +92,19 @@ class Completion:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `dflash-up generate --json` prints."""
-        return {
+        body: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "seed": self.seed,
             "stats": dict(self.stats),
         }
+        if self.logprobs:
+            body["logprobs"] = [
+                {"logprob": one.chosen, "top": [list(pair) for pair in one.top]}
+                for one in self.logprobs
+            ]
+        return body
 
 
 class StreamState:
@@ -108,6 +124,7 @@ class StreamState:
         self.completion: Completion | None = None
         self.is_over = False  # Done or Failed came: there is nothing left to cancel
         self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._submitted_s = self._heard_s = now
         self._first_s = self._last_s = 0.0  # arrival of the first and of the last token
         self._has_asked = False
@@ -191,8 +208,10 @@ class StreamState:
         self._last_s = now
         self.token_ids.extend(message.ids)
         self._pieces.extend(message.pieces)
+        logprobs = _logprobs_of(message)
+        self._logprobs.extend(logprobs)
         text = "".join(message.pieces)
-        return TokenEvent(have, message.ids, message.pieces, message.n_accepted, text)
+        return TokenEvent(have, message.ids, message.pieces, message.n_accepted, text, logprobs)
 
     def _on_done(self, message: Done) -> EndEvent:
         if message.n_tokens != len(self.token_ids):
@@ -207,6 +226,7 @@ class StreamState:
             finish_reason=message.finish_reason,
             seed=self.seed,
             stats=self._stats(message.stats),
+            logprobs=tuple(self._logprobs),
         )
         return EndEvent(message.tail, message.finish_reason, self.completion.stats)
 
@@ -223,6 +243,24 @@ class StreamState:
         stats.setdefault("tokens_per_s", rate)
         stats.setdefault("ttft_s", max(0.0, self._first_s - self._submitted_s))
         return stats
+
+
+def _logprobs_of(message: Tokens) -> tuple[TokenLogprobs, ...]:
+    """One entry per id; the message holds them flat, as many top ids for each."""
+    chosen, n_top = message.logprobs, len(message.top_ids)
+    if not chosen:
+        return ()
+    if len(chosen) != len(message.ids) or n_top % len(chosen) or n_top != len(message.top_logprobs):
+        raise WireError(
+            f"Tokens.logprobs: expected one per id and as many top ids for each, got {len(chosen)} "
+            f"for {len(message.ids)} ids, {n_top} top ids, {len(message.top_logprobs)} of theirs"
+        )
+    each = n_top // len(chosen)
+    pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
+    return tuple(
+        TokenLogprobs(value, tuple(pairs[index * each : (index + 1) * each]))
+        for index, value in enumerate(chosen)
+    )
 
 
 def parse_status(message: Status) -> dict[str, Any]:

@@ -54,6 +54,8 @@ STATS_KEYS = {
     "tokens_per_s",
     "ttft_s",
     "near_ties",
+    "acceptance",
+    "lossy",
     "ngram_hits",
     "ngram_misses",
 }

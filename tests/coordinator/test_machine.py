@@ -78,8 +78,8 @@ def attached(**changes):
     return machine
 
 
-def prefilled(finish="", session="7.0", epoch=0, base=3, anchor=8):
-    return Prefilled(session, epoch, anchor, base, "<8>", finish, "", 0, 1.0)
+def prefilled(finish="", session="7.0", epoch=0, base=3, anchor=8, piece="<8>"):
+    return Prefilled(session, epoch, anchor, base, piece, finish, "", 0, 1.0)
 
 
 def drafting(**changes):
@@ -359,8 +359,16 @@ def test_fault_of_the_engine_is_passed_on():
 
 def test_prefill_that_ends_the_text_emits_nothing():
     """The stop token is not part of the text."""
-    commands = feed(attached(), prefilled(finish="stop"))
+    commands = feed(attached(), prefilled(finish="stop", piece=""))
     assert commands[0].message.n_tokens == 0
+    assert commands[-1] == Ended("stop")
+
+
+def test_text_before_a_stop_string_in_the_first_token_is_emitted():
+    """One token may hold the end of the reply and the beginning of a stop string."""
+    commands = feed(attached(), prefilled(finish="stop", piece="<"))
+    assert commands[0].message.pieces == ("<",)
+    assert commands[1].message.n_tokens == 1
     assert commands[-1] == Ended("stop")
 
 

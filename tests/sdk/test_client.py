@@ -15,7 +15,6 @@ from common.errors import (
     DFlashError,
     NotReady,
     PeerLost,
-    Unsupported,
     VersionMismatch,
 )
 from common.sdk import AsyncClient, Client, ProgressEvent, TokenEvent
@@ -218,7 +217,11 @@ def test_no_running_system_names_the_way_to_start_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "options", "kind"),
     [
-        (("x",), {"acceptance": "typical"}, Unsupported),
+        (("x",), {"acceptance": "lucky"}, BadRequest),
+        (("x",), {"temprature": 1.0}, BadRequest),
+        (("x",), {"messages": [{"role": "user"}]}, BadRequest),
+        (("x",), {"tools": []}, BadRequest),
+        ((), {"messages": [{"role": {1}}]}, BadRequest),
         (("x",), {"max_tokens": 0}, BadRequest),
         (("x",), {"timeout_s": 0}, BadRequest),
         ((), {}, BadRequest),

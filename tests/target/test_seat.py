@@ -17,7 +17,7 @@ class FakeText:
 
 
 def seat(max_tokens=4, n_generated=0, ignore_eos=False):
-    return Seat(
+    place = Seat(
         name="s",
         epoch=1,
         ticket="t",
@@ -27,8 +27,9 @@ def seat(max_tokens=4, n_generated=0, ignore_eos=False):
         steps=iter(()),
         text=FakeText(),
         stop_ids=frozenset({0}),
-        n_generated=n_generated,
     )
+    place.replay([7] * n_generated)
+    return place
 
 
 def test_a_repeated_verify_does_not_start_the_wait_for_its_block_again():

@@ -5,6 +5,7 @@ import pytest
 from support.tiny import make_tiny_target
 
 from common.wire.messages import Sampling
+from target_svc.accept import NO_DRAFTS
 from target_svc.build import Build, BuildPlan, build_and_submit
 from target_svc.models.qwen4_exp import load
 from target_svc.models.states.index_keys import PooledKeys
@@ -76,7 +77,7 @@ def test_a_plain_round_at_16k_allocates_no_second_cache(long_state, overlaps):
         mx.clear_cache()
         held = mx.get_active_memory()
         mx.reset_peak_memory()
-        verdict = run_round(model, state, [9], plan, None, Sampling(), standing)
+        verdict = run_round(model, state, 9, NO_DRAFTS, plan, None, Sampling(), build=standing)
         standing = verdict.ahead
         assert mx.get_peak_memory() - held < BOUND
     assert (standing is not None) == overlaps
