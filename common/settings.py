@@ -157,6 +157,15 @@ class KeysConfig(_Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig(_Checked):
+    """The HTTP gateway, an optional process."""
+
+    listen: str = _key("", "HOST:PORT of the OpenAI-compatible gateway; empty: none is started")
+    key_file: str = _key("", "file of bearer keys, one a line; needed beyond this machine")
+    model: str = _key("", "name the model is served under; empty: the target's folder")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All tables."""
 
@@ -168,6 +177,7 @@ class Config:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     net: NetConfig = field(default_factory=NetConfig)
     keys: KeysConfig = field(default_factory=KeysConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
 
     @property
     def drafter_path(self) -> Path | None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,10 +83,13 @@ def test_every_path_on_the_map_exists():
 def test_every_python_snippet_runs():
     """The first thing a user copies."""
     assert len(SNIPPETS) >= 2
-    with running() as system:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with running("--http", f"127.0.0.1:{port}") as system:
         for body in SNIPPETS:
             done = subprocess.run(
-                [sys.executable, "-W", "error", "-c", body],
+                [sys.executable, "-W", "error", "-c", body.replace(":8080/", f":{port}/")],
                 env={**os.environ, **system.environ},
                 cwd=system.folder,
                 capture_output=True,

@@ -64,6 +64,7 @@ def cli(context: click.Context) -> int:
     help="Go to the background when every process is ready.",
 )
 @click.option("--scale", multiple=True, metavar="ROLE=N", help="drafter=2 or target=2.")
+@click.option("--http", metavar="HOST:PORT", help="Serve the OpenAI API too, 127.0.0.1:8080.")
 @click.option("--only", metavar="ROLES", help="Start only these roles, for example drafter.")
 def up(detach: bool, wait_s: float | None, only: str | None, **flags: Any) -> int:
     """Start a system."""

@@ -52,6 +52,7 @@ def resolve(
     drafter: str | None = None,
     settings: tuple[str, ...] = (),
     scale: tuple[str, ...] = (),
+    http: str | None = None,
 ) -> Resolved:
     """One configuration out of flags, environment and file.
 
@@ -61,6 +62,7 @@ def resolve(
     flags: dict[str, Any] = dict(_pair(text, "--set TABLE.KEY=VALUE") for text in settings)
     flags |= {f"{role}.replicas": count for role, count in parse_scale(scale).items()}
     given = {"run.name": name, "model.target": target, "model.drafter": drafter}
+    given |= {"http.listen": http}
     flags |= {key: value for key, value in given.items() if value is not None}
     return load(file, flags, environment())
 

@@ -25,6 +25,7 @@ from common.launcher.supervisor import Supervisor
 from common.net.transport import CONTROL_SOCKET, Endpoint
 from common.net.zeromq import AsyncRouter
 from common.sdk.locate import LAUNCHER_SOCKET, Address, ipc, run_dir_of
+from common.settings import HttpConfig
 
 T = TypeVar("T")
 OnRows = Callable[[list[Row], Mapping[str, Any]], None]
@@ -143,4 +144,5 @@ async def with_systems(
 def private(resolved: Resolved, purpose: str, **changes: Any) -> Resolved:
     """The same configuration under a name of its own, so that it meets no other run."""
     run = replace(resolved.config.run, name=f"{purpose}-{os.getpid()}", run_dir="", grace_s=0.0)
-    return Resolved(replace(resolved.config, run=run, **changes), resolved.origins)
+    config = replace(resolved.config, run=run, http=HttpConfig(), **changes)
+    return Resolved(config, resolved.origins)

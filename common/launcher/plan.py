@@ -13,14 +13,22 @@ from typing import Final
 
 from common.config import environment
 from common.errors import ConfigError
+from common.gateway.listen import listen_of, read_keys
 from common.settings import Config
 
 COORDINATOR: Final = "coordinator"
 TARGET: Final = "target"
 DRAFTER: Final = "drafter"
-ROLES: Final = (COORDINATOR, TARGET, DRAFTER)  # also the order of starting
+GATEWAY: Final = "gateway"
+ROLES: Final = (COORDINATOR, TARGET, DRAFTER, GATEWAY)  # also the order of starting
 
-MODULES: Final = {COORDINATOR: "common.coordinator", TARGET: "target_svc", DRAFTER: "drafter_svc"}
+MODULES: Final = {
+    COORDINATOR: "common.coordinator",
+    TARGET: "target_svc",
+    DRAFTER: "drafter_svc",
+    GATEWAY: "common.gateway",
+}
+ALONE: Final = (COORDINATOR, GATEWAY)  # one of each: they have no number
 SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 # An idle OpenBLAS thread spins for 2^n clock ticks before it sleeps; the default, 2^26, holds a
 # core for some 20 ms after every product, which is the other process's core: drafted rounds took
@@ -59,13 +67,22 @@ def replicas(config: Config, role: str) -> int:
     """How many processes of a role a configuration asks for."""
     if role == COORDINATOR:
         return 1
+    if role == GATEWAY:
+        return int(bool(config.http.listen))
     if role == TARGET:
         return config.target.replicas
     return config.drafter.replicas if config.drafter_path else 0
 
 
 def plan(config: Config, run_dir: Path, roles: tuple[str, ...] = ROLES) -> list[ProcessSpec]:
-    """All processes of a run in start order."""
+    """All processes of a run in start order.
+
+    Raises:
+        ConfigError, KeyFault: the gateway is to listen where it must not, or its keys are no keys.
+    """
+    if GATEWAY in roles and config.http.listen:
+        listen_of(config.http)
+        read_keys(config.http)
     place = "" if COORDINATOR in roles else place_of(config)
     return [
         make_spec(config, run_dir, role, index, place)
@@ -82,7 +99,7 @@ def place_of(config: Config) -> str:
 
 def make_spec(config: Config, run_dir: Path, role: str, index: int, place: str = "") -> ProcessSpec:
     """One process; `index` counts from 1 within its role, `place` makes its name unique."""
-    name = COORDINATOR if role == COORDINATOR else f"{role}.{index}{place}"
+    name = role if role in ALONE else f"{role}.{index}{place}"
     argv = (
         sys.executable,
         "-P",  # a folder `common` where the user stands is not ours
@@ -99,8 +116,8 @@ def make_spec(config: Config, run_dir: Path, role: str, index: int, place: str =
         role=role,
         argv=argv,
         environ=_environ(config, role),
-        ready_timeout_s=30.0 if role == COORDINATOR else settings.ready_timeout_s,
-        restarts={COORDINATOR: 0, TARGET: config.target.restarts, DRAFTER: None}[role],
+        ready_timeout_s=30.0 if role in ALONE else settings.ready_timeout_s,
+        restarts={COORDINATOR: 0, TARGET: config.target.restarts}.get(role),
         backoff_s=settings.backoff_s,
     )
 
@@ -113,7 +130,7 @@ def blas_threads(config: Config, role: str, n_cores: int | None = None) -> int:
     each, measured); with one thread each, the rest of the machine costs 10 ms at the worst.
     """
     settings = config.target if role == TARGET else config.drafter
-    if role == COORDINATOR:
+    if role in ALONE:
         return 1
     if settings.threads:
         return settings.threads

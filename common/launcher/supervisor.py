@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from common.errors import DFlashError, NotReady
+from common.gateway.listen import is_ready
 from common.launcher.coordinator_link import CoordinatorLink
-from common.launcher.plan import COORDINATOR, TARGET, ProcessSpec, make_spec, place_of
+from common.launcher.plan import COORDINATOR, GATEWAY, TARGET, ProcessSpec, make_spec, place_of
 from common.launcher.processes import FINAL_CODES, KILL_AFTER_S, Child, describe_exit, error_of
 from common.launcher.rundir import LAUNCHER_NAME, ProcessId, RunDir
 from common.launcher.status import Row, join
@@ -189,6 +190,7 @@ class Supervisor:
         while True:
             if self._has_coordinator:
                 self._status = await self._link.status() or {}
+            self._look_at_gateway()
             rows = self.rows()
             for row in rows:
                 child = self._children[row.name]
@@ -202,6 +204,12 @@ class Supervisor:
             if is_settled:
                 self._settled.set()
             await asyncio.sleep(POLL_RUNNING_S if is_settled else POLL_STARTING_S)
+
+    def _look_at_gateway(self) -> None:
+        """It is no worker, so the coordinator does not know it: it says itself that it listens."""
+        child = self._children.get(GATEWAY)
+        if child is not None and child.state == "starting" and child.is_alive and child.id:
+            child.state = "ready" if is_ready(self._run_dir.path, child.id.pid) else "starting"
 
     def _check_ready_time(self, child: Child) -> None:
         limit_s = child.spec.ready_timeout_s
@@ -263,7 +271,7 @@ class Supervisor:
     async def retire(self, child: Child) -> None:
         """Drain one worker, end its process and forget it."""
         child.is_retiring = True
-        if child.state == "ready":
+        if child.state == "ready" and child.spec.role != GATEWAY:
             child.state = "draining"
             await self._link.drain(child.spec.name, self.config.run.grace_s)
         await child.stop()
