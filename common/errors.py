@@ -22,6 +22,8 @@ Owns the classes, their wire codes and their exit codes. Does not know who raise
     │   ├── TooLong                                                                     exit 2
     │   ├── Busy                  carries retry_after_s
     │   ├── Cancelled
+    │   ├── UnknownClaim      nothing to resume
+    │   ├── SlowReader        the client did not read on
     │   └── DeadlineExceeded
     └── EngineError
         ├── StaleBlock
@@ -183,6 +185,18 @@ class Cancelled(RequestError):
     """The client cancelled the request."""
 
     code = "cancelled"
+
+
+class UnknownClaim(RequestError):
+    """No request of this client goes by this claim, or its reply is no longer kept."""
+
+    code = "unknown_claim"
+
+
+class SlowReader(RequestError):
+    """The client did not take its tokens for so long that the request was given up."""
+
+    code = "slow_reader"
 
 
 class DeadlineExceeded(RequestError):

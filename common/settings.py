@@ -91,6 +91,8 @@ class CoordinatorConfig(_Checked):
     prefill_budget_ms: float = _key(120_000.0, "longest prefill time without progress", 100)
     verify_budget_ms: float = _key(30_000.0, "longest time one verify may take", 100)
     max_replays: int = _key(2, "how often a request may move to another target", 0, 10)
+    resume_s: float = _key(30.0, "how long a claimed request waits for a lost client", 0, 3600)
+    slow_reader_s: float = _key(60.0, "how long a request waits for a slow reader", 0.1, 86_400)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ Owns the names. Wire messages that already are facts (Opened, Prefilled, Drafted
 as they are; here stand those that come from inside the coordinator. Does not decide anything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from common.policy.copies import CopyFinder
 from common.policy.policy import RoundPolicy
 from common.wire.messages import (
+    Done,
     Drafted,
     DraftFailed,
     Failed,
@@ -18,9 +20,13 @@ from common.wire.messages import (
     Prefilled,
     PrefillProgress,
     Sampling,
+    Tokens,
     Verified,
 )
 from common.wire.tensors import Tensor
+
+Post = Callable[[str, Message], None]  # takes a message for a peer
+ToReader = PrefillProgress | Tokens | Done | Failed  # what a client sees of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Scene:
     is_solo: bool = True  # no other session is at work on the target
     can_draft: bool = True  # the drafter is not in quarantine
     draft_deadline_s: float = 0.05  # how long to wait for a draft
+    is_reader_behind: bool = False  # its client has as many unread tokens as it wants
 
 
 class Phase(Enum):
@@ -55,6 +62,7 @@ class Phase(Enum):
     PREFILLING = auto()
     DRAFTING = auto()
     VERIFYING = auto()
+    PAUSED = auto()
     ENDED = auto()
 
 
@@ -105,6 +113,11 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderReady:
+    """The client has read on, or is gone: a pause is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached:
     """The time in `RequestMachine.due` has come."""
 
@@ -115,6 +128,7 @@ Event = (
     | DrafterLost
     | TargetLost
     | Stopped
+    | ReaderReady
     | DeadlineReached
     | Opened
     | PrefillProgress
@@ -147,7 +161,7 @@ class ToDrafter:
 class ToClient:
     """Send to the client."""
 
-    message: Message
+    message: ToReader
 
 
 @dataclass(frozen=True, slots=True)

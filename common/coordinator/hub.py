@@ -9,25 +9,25 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from common.coordinator.clients import Clients
 from common.coordinator.entrance import WORKER_ROLES, check_hello
-from common.coordinator.intake import request_of
+from common.coordinator.readers import Readers
 from common.coordinator.registry import Registry
 from common.coordinator.report import status_body
 from common.coordinator.requests import Requests
 from common.coordinator.tally import Tally
 from common.coordinator.workers import Workers
-from common.errors import AuthRefused, BadRequest, Busy, DFlashError, NotReady, PeerLost, WireError
+from common.errors import AuthRefused, BadRequest, DFlashError, NotReady, PeerLost, WireError
 from common.metrics import Metrics
 from common.net.liveness import ALIVE
 from common.settings import CoordinatorConfig, PolicyConfig
 from common.wire.messages import (
-    Accepted,
     Bye,
     Cancel,
     Drain,
-    Failed,
     Hello,
     Message,
+    Read,
     Reject,
     Status,
     StatusRequest,
@@ -77,14 +77,18 @@ class Coordinator:
         self._new_word = new_word
         self._out: list[Outgoing] = []
         self._roles: dict[str, str] = {}  # of every peer that said Hello
-        self._n_requests = self._n_bad = 0
+        self._n_bad = 0
         self._tally = Tally(self.metrics)
         self.registry = Registry(
             silence_s=heartbeat_s * config.lost_after,
             budget_s=max(config.prefill_budget_ms, config.verify_budget_ms) / 1e3,
             draft_deadline_s=config.draft_deadline_ms / 1e3,
         )
-        self.requests = Requests(config, policy, self.registry, self._tally, new_word, self._send)
+        self.readers = Readers(config.resume_s, self._send)
+        self.requests = Requests(
+            config, policy, self.registry, self.readers, self._tally, new_word, self._send
+        )
+        self._clients = Clients(self.requests, self.readers, self._tally, self._send)
         self._workers = Workers(
             self.registry,
             self.requests,
@@ -98,7 +102,7 @@ class Coordinator:
     # ------------------------------------------------------------------ what the shell calls
 
     def handle(
-        self, peer: str, message: Message, now: float, key_role: str | None = None
+        self, peer: str, message: Message, now: float, key_role: str | None = None, key: str = ""
     ) -> list[Outgoing]:
         """Take one message.
 
@@ -107,9 +111,10 @@ class Coordinator:
             message: checked by the codec.
             now: monotonic seconds.
             key_role: role of the sender's key; None where links have no keys.
+            key: whose key it is; "" where links have none.
         """
         try:
-            self._take(peer, message, now, key_role)
+            self._take(peer, message, now, key_role, key)
         except DFlashError as fault:
             self._bad(peer, type(message).__name__, fault, now)
         return self._settled(now)
@@ -153,7 +158,9 @@ class Coordinator:
 
     # ------------------------------------------------------------------ peers
 
-    def _take(self, peer: str, message: Message, now: float, key_role: str | None) -> None:
+    def _take(
+        self, peer: str, message: Message, now: float, key_role: str | None, key: str
+    ) -> None:
         if isinstance(message, Hello):
             self._hello(peer, message, now, key_role)
             return
@@ -172,7 +179,7 @@ class Coordinator:
             worker.liveness.heard(now)
             self._workers.take(worker, message, now)
         else:
-            self._from_client(peer, message, now)
+            self._from_client(peer, message, now, key)
 
     def _hello(self, peer: str, hello: Hello, now: float, key_role: str | None) -> None:
         try:
@@ -208,7 +215,7 @@ class Coordinator:
             self.metrics.gauge("dflash_worker_up", 0, worker=worker.name)
             self.requests.worker_lost(worker, reason, now)
         elif role is not None:
-            self.requests.client_lost(peer, now)
+            self._clients.lost(peer, now)
 
     def _bad(self, peer: str, kind: str, fault: DFlashError, now: float) -> None:
         role = self._roles.get(peer, "unknown")
@@ -222,12 +229,14 @@ class Coordinator:
 
     # ------------------------------------------------------------------ clients
 
-    def _from_client(self, peer: str, message: Message, now: float) -> None:
+    def _from_client(self, peer: str, message: Message, now: float, key: str) -> None:
         match message:
             case Submit():
-                self._submit(peer, message, now)
+                self._clients.submit(peer, message, now, key, is_draining=self.is_draining)
+            case Read():
+                self._clients.read(peer, message, now)
             case Cancel():
-                self.requests.stop(peer, message.request, now)
+                self._clients.cancel(peer, message.request, now)
             case StatusRequest():
                 self._send(peer, Status(message.request, self._status(now)))
             case Drain():
@@ -240,23 +249,6 @@ class Coordinator:
                 self._lose(peer, f"goodbye: {message.reason}", now)
             case _:
                 raise BadRequest(f"{type(message).__name__} from a client; not expected here")
-
-    def _submit(self, peer: str, message: Submit, now: float) -> None:
-        if self.requests.has(peer, message.request):
-            self._tally.stale()  # the same Submit once more
-            return
-        try:
-            if self.is_draining:
-                raise Busy("the coordinator is going down; send the request elsewhere")
-            self._n_requests += 1
-            request = request_of(message, self._n_requests, peer, now)
-            n_before = self.requests.submit(request, now)
-        except DFlashError as fault:
-            retry_after_s = fault.retry_after_s if isinstance(fault, Busy) else 0.0
-            self._send(peer, Failed(message.request, fault.code, fault.message, retry_after_s))
-            self._tally.refused(fault.code)
-            return
-        self._send(peer, Accepted(message.request, message.sampling.seed, n_before))
 
     def _status(self, now: float) -> str:
         """The body of a Status."""

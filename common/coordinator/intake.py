@@ -4,7 +4,7 @@ Owns what is refused before anything is done. Does not know queues or workers.
 """
 
 from common.coordinator.events import Request
-from common.errors import BadRequest, Unsupported
+from common.errors import BadRequest
 from common.sampling import SamplingParams
 from common.wire.messages import Submit
 from common.wire.tensors import to_ids, to_text
@@ -21,12 +21,9 @@ def request_of(message: Submit, number: int, client: str, now: float) -> Request
 
     Raises:
         BadRequest: a parameter out of its range.
-        Unsupported: what this version does not honour.
         BadTensor: the prompt is neither UTF-8 text nor token ids.
     """
     SamplingParams.of(message.sampling)
-    if message.claim or message.from_index:
-        raise Unsupported("claim: a request cannot be resumed here; send it again without a claim")
     if message.is_chat and message.prompt.dtype != "uint8":
         raise BadRequest("is_chat: the prompt is token ids; a chat is a JSON text")
     if message.prompt.dtype == "uint8":

@@ -9,9 +9,9 @@ passed in.
     DRAFTING   -> Drafted         -> Verify(rows)                VERIFYING
                -> failed, late    -> Verify(no draft, rows=1)    VERIFYING
     VERIFYING  -> Verified        -> tokens to the client        DRAFTING or VERIFYING, or ENDED
+               -> .. which is behind                             PAUSED until ReaderReady
     any        -> TargetLost      -> once more from WAITING, or ENDED
-    any        -> DrafterLost     -> goes on without
-    any        -> Stopped         -> Close                       ENDED
+    any        -> DrafterLost     -> goes on without; Stopped -> Close, ENDED
 Invariants: a round's Verify never changes once sent; whatever does not carry the present round's
 key is dropped and counted; indices of tokens sent to the client are contiguous from 0.
 """
@@ -31,6 +31,7 @@ from common.coordinator.events import (
     LeaveTarget,
     Phase,
     Placed,
+    ReaderReady,
     Request,
     Scene,
     Stopped,
@@ -44,7 +45,7 @@ from common.coordinator.outgoing import first_token, open_message, round_tokens
 from common.coordinator.reply import Reply
 from common.coordinator.rounds import RoundFault, RoundSequence
 from common.coordinator.waits import Limits, Wait
-from common.errors import BadRequest, PeerLost
+from common.errors import BadRequest, PeerLost, SlowReader
 from common.policy.policy import Off, RoundPolicy
 from common.wire.messages import (
     Close,
@@ -126,6 +127,8 @@ class RequestMachine:
                 return self._on_target_failed(event)
             case Stopped():
                 return self._fail(event.code, event.message)
+            case ReaderReady():
+                return self._begin_round(now, scene) if self.phase is Phase.PAUSED else []
             case DeadlineReached():
                 return self._on_deadline(now)
             case _:
@@ -177,6 +180,10 @@ class RequestMachine:
         return self.phase is Phase.PREFILLING and session == self.session and epoch == self._epoch
 
     def _begin_round(self, now: float, scene: Scene) -> list[Command]:
+        if scene.is_reader_behind:
+            self.phase = Phase.PAUSED
+            self._wait.until(now + self._limits.slow_reader_s)
+            return []
         n_left = self.request.sampling.max_tokens - len(self.reply.ids)
         block_size = self.attachment.block_size if scene.can_draft else 0
         commands = self._rounds.begin(self._policy, block_size, n_left, now, scene)
@@ -241,6 +248,9 @@ class RequestMachine:
             return []
         if self._rounds.is_drafting:
             return self._give_up_draft(now, is_late=True)
+        if self.phase is Phase.PAUSED:
+            text = f"{self.request.name}: not read on for {self._limits.slow_reader_s:g} s"
+            return self._fail(SlowReader.code, f"request {text}")
         if not self._wait.ask_again(now):
             return [TargetStuck(f"no answer in phase {self.phase.name.lower()}")]
         current = self._rounds.current
@@ -255,12 +265,9 @@ class RequestMachine:
         return self._fail(event.code, event.message, event.retry_after_s)
 
     def _on_target_lost(self, event: TargetLost) -> list[Command]:
-        n_tokens = len(self.reply.ids)
         if not event.can_replay or self._epoch >= self._limits.max_replays:
-            return self._fail(
-                PeerLost.code,
-                f"target lost after {n_tokens} tokens ({event.reason}); send the request again",
-            )
+            text = f"target lost after {len(self.reply.ids)} tokens ({event.reason})"
+            return self._fail(PeerLost.code, f"{text}; send the request again")
         commands = self._leave()
         self._rounds.stop()
         self.phase = Phase.WAITING

@@ -1,7 +1,8 @@
 """The requests that run or wait: which worker serves which, and carrying out what machines order.
 
 Owns the running requests, their places at workers and the queue. Does not know registrations,
-roles or how a message leaves: `post` takes it. Times are passed in.
+roles or how a message leaves: `post` takes it, and `readers` what is for clients. Times are
+passed in.
 Invariant: a session name leads to one request, and to the workers that hold it now.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from common.coordinator.admission import Queue
+from common.coordinator.delivery import Delivery
 from common.coordinator.events import (
     Command,
     DeadlineReached,
@@ -20,7 +22,8 @@ from common.coordinator.events import (
     Event,
     LeaveDrafter,
     LeaveTarget,
-    Placed,
+    Post,
+    ReaderReady,
     Request,
     RoundDone,
     Stopped,
@@ -33,18 +36,15 @@ from common.coordinator.events import (
     WantTarget,
 )
 from common.coordinator.machine import RequestMachine
+from common.coordinator.placing import placed
+from common.coordinator.readers import Readers
 from common.coordinator.registry import Registry, Worker
 from common.coordinator.running import Running
 from common.coordinator.tally import WHOLE, Tally
 from common.coordinator.waits import Limits
-from common.errors import Cancelled
-from common.policy.copies import CopyFinder
-from common.policy.policy import Adaptive, Fixed, Off, RoundPolicy
 from common.settings import CoordinatorConfig, PolicyConfig
 from common.wire.messages import LinkLost, Message
 from common.wire.roles import DRAFTER, TARGET
-
-Post = Callable[[str, Message], None]
 
 
 class Requests:
@@ -54,6 +54,7 @@ class Requests:
         config: limits.
         policy: how rows are chosen.
         registry: the workers.
+        readers: who reads which reply.
         tally: what is counted.
         new_ticket: makes an unguessable word for a data link.
         post: takes a message for a peer.
@@ -64,24 +65,26 @@ class Requests:
         config: CoordinatorConfig,
         policy: PolicyConfig,
         registry: Registry,
+        readers: Readers,
         tally: Tally,
         new_ticket: Callable[[], str],
         post: Post,
     ) -> None:
         self._policy = policy
         self._registry = registry
+        self._readers = readers
         self._tally = tally
         self._new_ticket = new_ticket
         self._post = post
         self._limits = Limits(
             prefill_s=config.prefill_budget_ms / 1e3,
             verify_s=config.verify_budget_ms / 1e3,
+            slow_reader_s=config.slow_reader_s,
             max_replays=config.max_replays,
         )
         self._queue = Queue(config.max_queue)
         self._running: dict[int, Running] = {}
         self._sessions: dict[str, Running] = {}
-        self._names: dict[tuple[str, str], Running] = {}
         self._stuck: list[tuple[Worker, str]] = []
 
     def __len__(self) -> int:
@@ -92,13 +95,13 @@ class Requests:
         """Requests without a target."""
         return len(self._queue)
 
-    def has(self, client: str, name: str) -> bool:
-        """Whether a client's request runs or waits."""
-        return (client, name) in self._names
-
     # ------------------------------------------------------------------ events
 
-    def submit(self, request: Request, now: float) -> int:
+    def get(self, number: int) -> Running | None:
+        """A request that runs or waits."""
+        return self._running.get(number)
+
+    def submit(self, request: Request, delivery: Delivery) -> int:
         """Take a request in; `settle` places it.
 
         Returns:
@@ -108,14 +111,15 @@ class Requests:
             Busy: the queue is full and no target has room; nothing changed.
         """
         n_before = 0
-        is_placeable = not len(self._queue) and self._registry.pick(TARGET, now) is not None
+        is_placeable = (
+            not len(self._queue) and self._registry.pick(TARGET, request.submitted_at) is not None
+        )
         if is_placeable:
             self._queue.put_first(request.number)
         else:
             n_before = self._queue.put(request.number, request.client, self._registry.capacity())
-        running = Running(RequestMachine(request, self._limits, self._new_ticket))
-        self._running[request.number] = running
-        self._names[request.client, request.name] = running
+        machine = RequestMachine(request, self._limits, self._new_ticket)
+        self._running[request.number] = Running(machine, delivery, request.expires_at)
         return n_before
 
     def on_session(self, worker: Worker, session: str, event: Event, now: float) -> bool:
@@ -138,16 +142,17 @@ class Requests:
             retry_s = running.machine.attachment.retry_s()
             self._feed(running, DrafterLost(message.reason, retry_s), now)
 
-    def stop(self, client: str, name: str, now: float) -> None:
-        """A client cancels one request; an unknown one is none any more."""
-        running = self._names.get((client, name))
+    def stop(self, number: int, code: str, message: str, now: float) -> None:
+        """End one request; one that has ended is none any more."""
+        running = self._running.get(number)
         if running is not None:
-            self._feed(running, Stopped(Cancelled.code, f"request {name}: cancelled"), now)
+            self._feed(running, Stopped(code, message), now)
 
-    def client_lost(self, client: str, now: float) -> None:
-        """Nobody will read the answers."""
-        for running in self._of(lambda one: one.machine.request.client == client):
-            self._feed(running, Stopped(Cancelled.code, "the client is gone"), now)
+    def go_on(self, number: int, now: float) -> None:
+        """Let a request that waits for its reader go on, if that is behind no more."""
+        running = self._running.get(number)
+        if running is not None and running.is_pause_over:
+            self._feed(running, ReaderReady(), now)
 
     def stop_all(self, code: str, message: str, now: float) -> None:
         """End everything."""
@@ -173,10 +178,13 @@ class Requests:
     def next_deadline(self) -> float | None:
         """When `on_time` is wanted, in monotonic seconds."""
         due = min((running.due for running in self._running.values()), default=math.inf)
+        kept_until = self._readers.next_deadline()
+        due = due if kept_until is None else min(due, kept_until)
         return None if math.isinf(due) else due
 
     def on_time(self, now: float) -> None:
-        """Look at every request whose time has come."""
+        """Look at every request, and every kept reply, whose time has come."""
+        self._readers.on_time(now)
         for running in self._of(lambda one: now >= one.expires_at):
             self._feed(running, running.expired(now), now)
         for running in self._of(lambda one: now >= one.due):
@@ -206,21 +214,7 @@ class Requests:
 
     def _place(self, running: Running, target: Worker, now: float) -> None:
         running.target = target
-        request = running.machine.request
-        is_drafted = request.draft and self._policy.mode != "off"
-        has_copies = is_drafted and target.copies and request.sampling.acceptance == "exact"
-        has_taps = is_drafted and (target.hello.card is None or target.block_size >= 2)
-        is_plain = not has_taps and not has_copies
-        policy = Off(target.costs) if is_plain else self._policy_of(request, target)
-        memory = CopyFinder() if has_copies else None
-        own_block = target.block_size if target.drafts_itself else 0
-        self._feed(running, Placed(policy, has_taps, own_block, memory), now)
-
-    def _policy_of(self, request: Request, target: Worker) -> RoundPolicy:
-        if self._policy.mode == "fixed" or target.costs is None:
-            return Fixed()
-        is_width_free = request.sampling.acceptance != "residual"
-        return Adaptive(target.costs, is_width_free=is_width_free)
+        self._feed(running, placed(self._policy, running.machine.request, target), now)
 
     def _assign(self, running: Running, drafter: Worker, now: float) -> None:
         target = running.target
@@ -251,7 +245,7 @@ class Requests:
             case ToDrafter(message):
                 self._post_to(running.who_drafts, message)
             case ToClient(message):
-                self._post(running.machine.request.client, message)
+                self._readers.take(running.delivery, message)
             case LeaveDrafter():
                 _discard(running.drafter, session)
                 running.drafter = None
@@ -284,7 +278,7 @@ class Requests:
     def _end(self, running: Running, result: str, now: float) -> None:
         request = running.machine.request
         self._running.pop(request.number, None)
-        self._names.pop((request.client, request.name), None)
+        self._readers.end(running.delivery, now)
         self._queue.remove(request.number)
         if result in WHOLE:
             self._queue.finished(now - request.submitted_at)

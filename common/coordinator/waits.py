@@ -13,6 +13,7 @@ class Limits:
     prefill_s: float = 120.0  # without progress
     verify_s: float = 30.0
     resend_s: float = 1.0  # a message unanswered for so long is sent again; all are idempotent
+    slow_reader_s: float = 60.0  # paused for a client that does not read on
     max_replays: int = 2
 
 

@@ -8,8 +8,9 @@ Invariant: a drained worker is told Bye, and its admins Drained, only when it ho
 import logging
 from typing import Protocol
 
+from common.coordinator.events import Post
 from common.coordinator.registry import Registry, Worker
-from common.coordinator.requests import Post, Requests
+from common.coordinator.requests import Requests
 from common.coordinator.tally import Tally
 from common.errors import BadRequest
 from common.metrics import Metrics

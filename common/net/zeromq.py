@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 import zmq
@@ -98,6 +97,10 @@ class AsyncRouter:
         if link.gate.has_more:
             self._loop.call_soon(self._look)
         return is_sent
+
+    def key_of(self, peer: bytes) -> str:
+        """Who the key of a peer that speaks now belongs to; "" without CURVE."""
+        return self._links[peer[0]].key_by_id.get(peer[1:], "")
 
     def _look(self) -> None:
         if self._is_closed:
@@ -193,12 +196,7 @@ class ClientLink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:

@@ -184,6 +184,7 @@ class Submit:
     allow_special: bool = False  # special tokens written out in the text become those tokens
     claim: str = ""  # secret name of the request: who shows it again resumes instead of repeating
     from_index: int = 0  # with a claim: the first token index wanted
+    window: int = 0  # most tokens sent and not yet told by Read; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,14 @@ class Cancel:
     """Client -> coordinator: stop within one round. Answer: Failed(code="cancelled")."""
 
     request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Client -> coordinator: every token below `index` was taken; needed with `Submit.window`."""
+
+    request: str
+    index: int
 
 
 # --------------------------------------------------------------------------- sessions at workers
@@ -505,6 +514,7 @@ Message = (
     | Done
     | Failed
     | Cancel
+    | Read
     | Open
     | Opened
     | Prefilled
@@ -546,6 +556,7 @@ TYPE_NUMBERS: Final[dict[type[Message], int]] = {
     Done: 24,
     Failed: 25,
     Cancel: 26,
+    Read: 27,
     Open: 40,
     Opened: 41,
     Prefilled: 42,

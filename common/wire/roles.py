@@ -34,6 +34,7 @@ from common.wire.messages import (
     Prefilled,
     PrefillProgress,
     Progress,
+    Read,
     Ready,
     Reject,
     Renew,
@@ -64,7 +65,7 @@ LAUNCH: Final = "launch"  # command line <-> launcher, on the run directory's ow
 _Kinds = frozenset[type[Message]]
 _JOIN: Final[_Kinds] = frozenset({Hello, Bye})
 _WORK: Final[_Kinds] = _JOIN | {Progress, Ready, Heartbeat, LinkLost, Failed}
-_ASK: Final[_Kinds] = _JOIN | {Submit, Cancel, StatusRequest}
+_ASK: Final[_Kinds] = _JOIN | {Submit, Cancel, Read, StatusRequest}
 
 MAY_SEND: Final[dict[tuple[str, str], _Kinds]] = {
     (CONTROL, TARGET): _WORK | {Opened, PrefillProgress, Prefilled, Verified, Drafted, DraftFailed},

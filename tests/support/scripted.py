@@ -36,6 +36,7 @@ from common.wire.messages import (
     Opened,
     Prefilled,
     PrefillProgress,
+    Read,
     Ready,
     Reject,
     Renew,
@@ -536,9 +537,13 @@ class ScriptedDrafter(ScriptedWorker):
 
 
 class ScriptedClient:
-    """Submits requests and checks every stream: contiguous indices, one end."""
+    """Submits requests and checks every stream: contiguous indices, one end.
+
+    With a window it says Read after each Tokens, unless `reads_on` is False.
+    """
 
     def __init__(self, mesh, name, *, control="coordinator"):
+        self.windows, self.reads_on = {}, True
         self.mesh, self.name, self.control = mesh, name, control
         self.replies, self.pieces, self.ends, self.accepted = {}, {}, {}, {}
         mesh.add(name, on_message=self._take)
@@ -547,10 +552,28 @@ class ScriptedClient:
     def send(self, message):
         return self.mesh.send(self.name, self.control, message)
 
-    def submit(self, request, prompt_ids, max_tokens=32, *, draft=True, deadline_ms=0, **sampling):
-        self.replies[request], self.pieces[request] = [], []
+    def submit(
+        self,
+        request,
+        prompt_ids,
+        max_tokens=32,
+        *,
+        draft=True,
+        deadline_ms=0,
+        claim="",
+        have=(),
+        window=0,
+        **sampling,
+    ):
+        """Submit, or with a claim resume with the tokens that another client had."""
+        self.replies[request], self.pieces[request] = list(have), []
+        self.windows[request] = window
         sampling = Sampling(max_tokens=max_tokens, **{"ignore_eos": True, **sampling})
-        self.send(Submit(request, from_ids(prompt_ids), sampling, draft, deadline_ms))
+        asked = {"claim": claim, "from_index": len(have), "window": window}
+        self.send(Submit(request, from_ids(prompt_ids), sampling, draft, deadline_ms, **asked))
+
+    def read(self, request):
+        self.send(Read(request, len(self.replies[request])))
 
     def cancel(self, request):
         self.send(Cancel(request))
@@ -568,6 +591,8 @@ class ScriptedClient:
                 assert message.index == len(self.replies[message.request]), "a gap or a repetition"
                 self.replies[message.request] += message.ids
                 self.pieces[message.request] += message.pieces
+                if self.windows.get(message.request) and self.reads_on:
+                    self.read(message.request)
             case Done():
                 assert message.request not in self.ends, "two ends"
                 assert message.n_tokens == len(self.replies[message.request])
