@@ -12,11 +12,15 @@ from common.errors import (
     DFlashError,
     PeerLost,
     PeerSilent,
+    SlowReader,
     TooLong,
+    UnknownClaim,
     Unsupported,
 )
-from common.sdk.aio import AsyncClient, AsyncStream
-from common.sdk.client import Client, Stream
+from common.sdk.aio import AsyncClient
+from common.sdk.aio_inflight import AsyncStream
+from common.sdk.client import Client
+from common.sdk.inflight import Stream
 from common.sdk.stream import Completion, EndEvent, ProgressEvent, TokenEvent
 
 __all__ = [
@@ -33,8 +37,10 @@ __all__ = [
     "PeerLost",
     "PeerSilent",
     "ProgressEvent",
+    "SlowReader",
     "Stream",
     "TokenEvent",
     "TooLong",
+    "UnknownClaim",
     "Unsupported",
 ]

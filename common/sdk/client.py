@@ -1,25 +1,27 @@
 """The client for plain Python: one call, one reply, or a stream of events.
 
-Owns connections to the coordinator, one per request in flight, and keeps idle ones for the next.
-Does not know how a request is followed (`stream`) or checked (`request`).
+Owns the verbs. Does not know connections (`pool`), how a request in flight is followed (`inflight`,
+`stream`) or checked (`request`).
 Invariant: a `Client` may be used from several threads; a `Stream` from one, and `cancel` from any.
 """
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from common.errors import DFlashError, PeerSilent, WireError
+from common.errors import DFlashError, WireError
 from common.net.zeromq import ClientLink
+from common.sdk.inflight import Stream
 from common.sdk.locate import locate
 from common.sdk.options import Options, options_of_each
-from common.sdk.request import HELLO_S, Request, check_welcome, client_hello, make_request
-from common.sdk.stream import Completion, Event, StreamState, parse_status
-from common.wire.messages import Cancel, Message, Status, StatusRequest
+from common.sdk.pool import Pool
+from common.sdk.request import make_request
+from common.sdk.stream import Completion, parse_status
+from common.wire.messages import Status, StatusRequest
 
 STATUS_S = 5.0
 
@@ -48,11 +50,8 @@ class Client:
         endpoint: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        self._address = locate(name, run_dir, file, endpoint)
+        self._pool = Pool(locate(name, run_dir, file, endpoint))
         self._timeout_s = timeout_s
-        self._idle: list[ClientLink] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
 
     def generate(
         self,
@@ -83,10 +82,10 @@ class Client:
         *,
         prompt_ids: Sequence[int] | None = None,
         **options: Unpack[Options],
-    ) -> "Stream":
+    ) -> Stream:
         """Generate and yield events as they come; leaving the loop early cancels."""
         options.setdefault("timeout_s", self._timeout_s)
-        return Stream(self, make_request(prompt, prompt_ids, **options))
+        return Stream(self._pool, make_request(prompt, prompt_ids, **options))
 
     def generate_n(
         self,
@@ -108,27 +107,23 @@ class Client:
                 open_streams.enter_context(self.stream(prompt, prompt_ids=prompt_ids, **one))
                 for one in options_of_each(n, options)
             ]
-            return [_drained(stream) for stream in streams]
+            return _drained_together(streams)
 
     def status(self) -> dict[str, Any]:
         """What runs and how it does, as the coordinator sees it."""
-        link = self._take()
+        link = self._pool.take()
         try:
             link.send(StatusRequest(request="status"))
             message = _recv_status(link)
         except BaseException:
             link.close()
             raise
-        self._give(link)
+        self._pool.give(link)
         return parse_status(message)
 
     def close(self) -> None:
         """Close idle connections; streams that are open keep theirs until they end."""
-        with self._lock:
-            self._is_closed = True
-            links, self._idle = self._idle, []
-        for link in links:
-            link.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -140,112 +135,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _take(self) -> ClientLink:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        link = ClientLink(self._address.endpoint, self._address.keys)
-        try:
-            link.connect()
-            link.send(client_hello())
-            check_welcome(link.recv(HELLO_S))
-        except BaseException:
-            link.close()
-            raise
-        return link
-
-    def _give(self, link: ClientLink) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(link)
-                return
-        link.close()
-
-
-class Stream:
-    """One request in flight: iterate over its events, then read `completion`."""
-
-    def __init__(self, client: Client, request: Request) -> None:
-        submit = request.submit()
-        self._client = client
-        self._link: ClientLink | None = client._take()
-        self._state = StreamState(submit.request, time.monotonic(), request.timeout_s)
-        try:
-            self._link.send(submit)
-        except BaseException:
-            self._drop()
-            raise
-
-    @property
-    def completion(self) -> Completion:
-        """The whole reply, once the iteration is over."""
-        if self._state.completion is None:
-            raise DFlashError("completion: the stream has not ended; iterate over it first")
-        return self._state.completion
-
-    def __iter__(self) -> Iterator[Event]:
-        """Yield events until the request is done; raise its error when it fails."""
-        try:
-            while self._state.completion is None:
-                event = self._next()
-                if event is not None:
-                    yield event
-        finally:
-            self.close()
-
-    def cancel(self) -> None:
-        """Ask for an end within one round; the iteration then raises Cancelled."""
-        link = self._link
-        if link is not None:
-            link.send(Cancel(request=self._state.request))
-
-    def close(self) -> None:
-        """Cancel if it still runs, and let go of the connection."""
-        link = self._link
-        if link is None:
-            return
-        if self._state.is_over:
-            self._link = None
-            self._client._give(link)
-            return
-        with contextlib.suppress(DFlashError):
-            self.cancel()
-        self._drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-    def _next(self) -> Event | None:
-        """Wait for one message, or for the moment when silence has to be judged."""
-        if self._link is None:
-            raise DFlashError("stream: it was closed before its end")
-        message = self._recv(self._link)
-        if message is not None:
-            return self._state.on_message(message, time.monotonic())
-        if self._state.on_time(time.monotonic()):
-            self._link.send(StatusRequest(request=self._state.request))
-        return None
-
-    def _recv(self, link: ClientLink) -> Message | None:
-        wait_s = max(0.0, self._state.next_deadline() - time.monotonic())
-        try:
-            return link.recv(wait_s)
-        except PeerSilent:
-            return None
 
 
 def _recv_status(link: ClientLink) -> Status:
@@ -263,3 +152,19 @@ def _drained(stream: Stream) -> Completion:
     for _ in stream:
         pass
     return stream.completion
+
+
+def _drained_together(streams: Sequence[Stream]) -> list[Completion]:
+    """Read all at the same pace: one that is not read would be paused, and given up at last."""
+    with ThreadPoolExecutor(len(streams)) as readers:
+        replies = [readers.submit(_drained, stream) for stream in streams]
+        try:
+            done, _ = wait(replies, return_when=FIRST_EXCEPTION)
+            for reply in done:
+                reply.result()
+        except BaseException:
+            for stream in streams:
+                with contextlib.suppress(DFlashError):
+                    stream.cancel()
+            raise
+        return [reply.result() for reply in replies]

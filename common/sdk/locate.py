@@ -28,6 +28,11 @@ class Address:
     endpoint: Endpoint
     keys: Keys | None = None
 
+    def may_answer(self) -> bool:
+        """Whether somebody could be there: over ipc, whether the socket is listened on."""
+        scheme, _, path = self.endpoint.address.partition("://")
+        return scheme != "ipc" or is_listening(Path(path))
+
 
 def run_dir_of(config: Config, environ: Mapping[str, str]) -> Path:
     """Folder of a run: as configured, else by name under XDG_RUNTIME_DIR or a per-user folder.

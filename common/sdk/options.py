@@ -34,6 +34,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None  # of each token, and of so many of the most likely ones
     draft: bool  # False: the same stack, nothing drafted
     timeout_s: float | None  # deadline of the whole request; None: none
+    resume_s: float  # how long to try to go on after the connection broke; 10; 0: not at all
     messages: Sequence[Mapping[str, Any]] | None  # a chat, in place of a prompt
     tools: Sequence[Mapping[str, Any]] | None  # passed through to the chat template
     template_kwargs: Mapping[str, Any] | None  # more names for the chat template

@@ -21,6 +21,7 @@ from common.wire.tensors import Tensor
 from common.wire.version import MAJOR, MINOR, build
 
 HELLO_S: Final = 5.0  # from Hello to Welcome
+RESUME_S: Final = 10.0  # from the loss of a connection to giving the request up
 MAX_PROMPT_BYTES: Final = 32 * 1024 * 1024  # half of what one tensor may hold
 
 _numbers = itertools.count(1)
@@ -36,6 +37,7 @@ class Request:
     timeout_s: float | None
     is_chat: bool = False
     allow_special: bool = False
+    resume_s: float = RESUME_S
 
     def submit(self) -> Submit:
         """The message, with an id that is new in this process."""
@@ -66,6 +68,9 @@ def make_request(
     timeout_s = options.get("timeout_s")
     if timeout_s is not None and not 0 < timeout_s < 1e6:
         raise BadRequest(f"timeout_s: {timeout_s!r}; it must lie in (0, 1000000)")
+    resume_s = options.get("resume_s", RESUME_S)
+    if not 0 <= resume_s < 3600:
+        raise BadRequest(f"resume_s: {resume_s!r}; it must lie in [0, 3600)")
     sampling, messages = sampling_of(options), options.get("messages")
     if sum(given is not None for given in (prompt, prompt_ids, messages)) != 1:
         raise BadRequest("prompt: give one of a text, prompt_ids and messages")
@@ -83,6 +88,7 @@ def make_request(
         timeout_s=timeout_s,
         is_chat=messages is not None,
         allow_special=options.get("allow_special", False),
+        resume_s=resume_s,
     )
 
 

@@ -127,8 +127,13 @@ class StreamState:
         self._logprobs: list[TokenLogprobs] = []
         self._submitted_s = self._heard_s = now
         self._first_s = self._last_s = 0.0  # arrival of the first and of the last token
-        self._has_asked = False
+        self._has_asked = self._is_accepted = False
         self._timeout_s = timeout_s
+
+    def resumed(self, now: float) -> None:
+        """The request goes on on another connection, which has said nothing yet."""
+        self._heard_s = now
+        self._has_asked = False
 
     def next_deadline(self) -> float:
         """Monotonic seconds at which `on_time` wants to be called if nothing arrives."""
@@ -171,7 +176,9 @@ class StreamState:
             case Status():
                 return None
             case Accepted(request=self.request):
-                self.seed = message.seed
+                if self._is_accepted:
+                    return None  # a resume is no news to the reader
+                self.seed, self._is_accepted = message.seed, True
                 phase: Literal["queued", "accepted"] = (
                     "queued" if message.queued_behind else "accepted"
                 )

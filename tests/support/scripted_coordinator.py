@@ -17,6 +17,7 @@ from common.wire.messages import (
     Done,
     Failed,
     Hello,
+    Read,
     Status,
     StatusRequest,
     Submit,
@@ -45,6 +46,7 @@ class ScriptedCoordinator:
         self.submits = []
         self.hellos = []
         self.cancelled = []
+        self.reads = []
         self.lost = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -88,6 +90,8 @@ class ScriptedCoordinator:
                 case Cancel():
                     self.cancelled.append(body.request)
                     router.send(peer, Failed(body.request, "cancelled", "cancelled by the client"))
+                case Read():
+                    self.reads.append(body.index)
                 case StatusRequest():
                     router.send(peer, Status(body.request, json.dumps(self.status)))
                 case Lost():
