@@ -50,6 +50,7 @@ def _worker(worker: Worker, now: float) -> Report:
         "ladder_ms": [round(ms, 3) for ms in ready.ladder_ms] if ready else [],
         "plain_ms": round(worker.costs.plain_ms, 3) if worker.costs else 0.0,
         "sessions": len(worker.sessions),
+        "held": beat.sessions if beat else 0,  # sessions by the worker's own count
         "capacity": ready.capacity if ready else 0,
         "rss_bytes": beat.rss_bytes if beat else 0,
         "counters": dict(beat.counters) if beat else {},
