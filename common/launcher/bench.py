@@ -43,17 +43,24 @@ Ask = Callable[[str, int], Run]  # (text, max_tokens) -> a Run without its file'
 @config_options
 @click.option("--max-tokens", type=click.IntRange(2), default=256, show_default=True)
 @click.option("--files", "n_files", type=click.IntRange(1), default=None, help="Only the first N.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Folder of *.txt, not ours.")
 @click.option("--arms", default=",".join(ARMS), show_default=True, help="Which arms, in order.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write runs and summary as JSON.")
 def command(
-    max_tokens: int, n_files: int | None, arms: str, out: Path | None, **flags: Any
+    max_tokens: int,
+    n_files: int | None,
+    prompts: Path | None,
+    arms: str,
+    out: Path | None,
+    **flags: Any,
 ) -> None:
     """Compare drafted with plain decode on this machine."""
     resolved = resolve(**flags)
     wanted = _arms(arms)
-    files = sorted(PROMPTS.glob("*.py.txt"))[:n_files]
+    folder, names = (PROMPTS, "*.py.txt") if prompts is None else (prompts, "*.txt")
+    files = sorted(folder.glob(names))[:n_files]
     if not files:
-        raise BadRequest(f"bench: no prompt files in {PROMPTS}; they are named *.py.txt")
+        raise BadRequest(f"--prompts {folder}: no prompt files there; they are named {names}")
     settings = describe_settings(resolved.config)
     click.echo(settings)
     runs = _measure(resolved, wanted, files, max_tokens)

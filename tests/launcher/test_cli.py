@@ -55,6 +55,7 @@ def typed(capsys, *arguments):
         (("keys", "new", "x", "--role", "boss"), 2, "boss"),
         (("keys", "revoke", "nobody"), 6, "nobody"),
         (("bench", "--arms", "direct,magic"), 2, "magic"),
+        (("bench", "--prompts", "/nowhere"), 2, "--prompts /nowhere: no prompt files"),
     ],
 )
 def test_every_mistake_is_one_line_that_names_it(capsys, arguments, code, named):
