@@ -12,6 +12,7 @@ from common.coordinator.events import (
     LeaveTarget,
     Phase,
     Placed,
+    ReaderReady,
     Request,
     RoundDone,
     Scene,
@@ -395,3 +396,64 @@ def test_last_token_is_not_drafted_for():
     machine = attached(max_tokens=2)
     commands = feed(machine, prefilled())
     assert commands[1:] == [ToTarget(Verify(PLAIN_KEY, 1, 0.0))]
+
+
+# --------------------------------------------------------------------------- readers behind
+
+BEHIND = Scene(draft_deadline_s=0.05, is_reader_behind=True)
+
+
+def paused():
+    """After one round, for want of a reader."""
+    machine = verifying()
+    verdict = verified(KEY, 4, 3, (11, 12, 13, 14))
+    commands = feed(machine, verdict, 1.0, BEHIND)
+    assert [type(command) for command in commands] == [ToClient, RoundDone]
+    return machine
+
+
+def test_no_round_begins_while_the_reader_is_behind():
+    """Its tokens would have to be kept somewhere."""
+    machine = paused()
+    assert machine.phase is Phase.PAUSED
+    assert machine.due == 1.0 + LIMITS.slow_reader_s
+    assert feed(machine, DeadlineReached(), 2.0) == []
+
+
+def test_round_begins_when_the_reader_has_read_on():
+    """A pause changes nothing but the time."""
+    machine = paused()
+    (command,) = feed(machine, ReaderReady(), 9.0)
+    assert isinstance(command.message, Draft)
+    assert (command.message.key.base, command.message.key.round_index) == (7, 1)
+    assert machine.phase is Phase.DRAFTING
+
+
+def test_reader_ready_outside_a_pause_is_nothing():
+    """A Read may cross the end of a pause."""
+    assert feed(verifying(), ReaderReady()) == []
+    assert feed(machine_of(), ReaderReady()) == []
+
+
+def test_pause_ends_with_a_typed_error_and_frees_everything():
+    """A place at a target is not held for ever."""
+    machine = paused()
+    commands = feed(machine, DeadlineReached(), 1.0 + LIMITS.slow_reader_s)
+    assert commands[0].message.code == "slow_reader"
+    assert commands[1:] == [
+        ToDrafter(Close("7.0")),
+        LeaveDrafter(),
+        ToTarget(Close("7.0")),
+        LeaveTarget(),
+        Ended("slow_reader"),
+    ]
+
+
+def test_losses_during_a_pause_are_taken_as_ever():
+    """Drafter, then target, then the client's own wish."""
+    machine = paused()
+    assert feed(machine, DrafterLost("gone")) == [ToDrafter(Close("7.0")), LeaveDrafter()]
+    assert machine.phase is Phase.PAUSED
+    assert feed(machine, TargetLost("gone", can_replay=True))[-1] == WantTarget()
+    assert machine.phase is Phase.WAITING
+    assert feed(machine, Stopped("cancelled", "x"))[-1] == Ended("cancelled")

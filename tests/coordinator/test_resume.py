@@ -104,6 +104,21 @@ def test_reply_is_forgotten_after_its_time():
     assert len(world.hub.readers) == 0
 
 
+def test_stream_goes_on_though_its_target_is_lost_while_nobody_reads():
+    """Both sides of the coordinator break; the reply is replayed and kept all the same."""
+    world, first = world_of()
+    world.target("target.2")
+    world.settle()
+    had = broken_off(world, first)
+    world.mesh.kill("target.1")
+    world.settle(0.3)
+    second = world.client("second")
+    second.submit("a", PROMPT, N, claim="c-1", have=had[:2])
+    assert isinstance(ended(world, second), Done)
+    assert second.replies["a"] == plain_reply(PROMPT, N)[0]
+    assert [o.n_replayed > 0 for o in world.targets["target.2"][0].opens] == [True]
+
+
 def test_request_whose_client_stays_away_ends_after_the_grace():
     """A target must not work for nobody; the drafter's place is free again too."""
     world, first = world_of(resume_s=0.5)

@@ -1,6 +1,7 @@
 """The process around the hub: real sockets, keys, signals."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -130,5 +131,34 @@ def test_role_of_a_key_decides_over_tcp(tmp_path):
         link.send(hello("client"))
         assert isinstance(await link.recv(WAIT_S), Welcome)
         link.close()
+
+    serving(tmp_path, quick(net=net, keys=KeysConfig(dir=str(keys))), talk)
+
+
+def test_claim_over_tcp_belongs_to_the_key_that_showed_it(tmp_path):
+    """The same key on another connection comes back; another key begins something of its own."""
+    keys = tmp_path / "keys"
+    for name, role in (("coordinator", "coordinator"), ("eve", "client"), ("ann", "client")):
+        new_keys(keys, name, role)
+    net = NetConfig(control=f"tcp://127.0.0.1:{free_port()}")
+
+    async def ask(name, **asked):
+        """One connection and its answer; how many requests wait then."""
+        link = await connected(Endpoint(net.control, server_key(keys)), load_keys(keys, name))
+        link.send(hello("client"))
+        assert isinstance(await link.recv(WAIT_S), Welcome)
+        link.send(Submit("r", from_text("x"), Sampling(4), claim="secret", **asked))
+        answer = await link.recv(WAIT_S)
+        link.send(StatusRequest("s"))
+        n_queued = json.loads((await link.recv(WAIT_S)).body)["requests"]["queued"]
+        link.close()
+        return answer, n_queued
+
+    async def talk(_):
+        assert await ask("ann") == (Accepted("r", 0, 0), 1)
+        assert await ask("ann") == (Accepted("r", 0, 1), 1)
+        assert await ask("eve") == (Accepted("r", 0, 1), 2)
+        refused, n_queued = await ask("eve", from_index=3)
+        assert (refused.code, n_queued) == ("bad_request", 2)
 
     serving(tmp_path, quick(net=net, keys=KeysConfig(dir=str(keys))), talk)
