@@ -134,14 +134,13 @@ class Service:
     def _take(self, received: Received) -> None:
         now, peer = self._loop.time(), received.id.hex()
         key_role = received.role if received.id[0] >= self._keyed_from else None
-        key = self._router.key_of(received.id)
         match received.body:
             case Lost():
                 outgoing = self._hub.lost(peer, now)
             case WireError() as fault:
                 outgoing = self._hub.bad(peer, fault, now)
             case message:
-                outgoing = self._hub.handle(peer, message, now, key_role, key)
+                outgoing = self._hub.handle(peer, message, now, key_role, received.key)
         self._send_all(outgoing)
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:

@@ -61,6 +61,7 @@ class Received(NamedTuple):
     id: bytes  # routing id
     body: Message | WireError | Lost
     role: str  # of the sender's key; "" without CURVE, or when the key was revoked
+    key: str = ""  # user id of that key: its role and name
 
 
 class Gate:
@@ -121,7 +122,6 @@ class RouterLink:
     Attributes:
         address: where it listens, with the real port.
         is_keyed: whether senders' roles come from their keys.
-        key_by_id: user id of the key of each peer that speaks now; empty without CURVE.
     """
 
     def __init__(
@@ -142,7 +142,6 @@ class RouterLink:
         self.gate = Gate(self.socket)
         self._allowed = allowed
         self._id_by_fd: dict[int, bytes] = {}
-        self.key_by_id: dict[bytes, str] = {}
 
     def read(self) -> list[Received]:
         """Everything that came, in order, then who is gone; never blocks.
@@ -173,21 +172,18 @@ class RouterLink:
         former = self._id_by_fd.get(fd)
         if former != peer:
             if former is not None:  # the descriptor was closed and given again
-                self.key_by_id.pop(former, None)
                 found.append(Received(former, Lost(), ""))
             self._id_by_fd[fd] = peer
             fresh.add(fd)
-        role = ""
+        role = key = ""
         if self.is_keyed and self._allowed is not None:
             key = str(last.get("User-Id"))
-            self.key_by_id[peer] = key
             role = self._allowed.role_of(key)
-        found.append(Received(peer, _unpack(frames[1:]), role))
+        found.append(Received(peer, _unpack(frames[1:]), role, key))
 
     def _lose(self, fd: int, found: list[Received]) -> None:
         peer = self._id_by_fd.pop(fd, None)
         if peer is not None:
-            self.key_by_id.pop(peer, None)
             found.append(Received(peer, Lost(), ""))
 
     def send(self, peer: bytes, message: Message) -> bool:

@@ -163,7 +163,7 @@ class WorkerIO(threading.Thread):
 
     def _read_data(self, link: RouterLink) -> int:
         found = link.read()
-        for peer_id, body, role in found:
+        for peer_id, body, role, _ in found:
             peer = Peer(DATA_LINK, peer_id)
             if isinstance(body, Lost):
                 self._handover.put((peer, body))

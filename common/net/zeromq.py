@@ -98,10 +98,6 @@ class AsyncRouter:
             self._loop.call_soon(self._look)
         return is_sent
 
-    def key_of(self, peer: bytes) -> str:
-        """Who the key of a peer that speaks now belongs to; "" without CURVE."""
-        return self._links[peer[0]].key_by_id.get(peer[1:], "")
-
     def _look(self) -> None:
         if self._is_closed:
             return
@@ -110,7 +106,7 @@ class AsyncRouter:
                 break
             found = link.read()
             prefix = bytes((number,))
-            self._waiting.extend(Received(prefix + peer, body, role) for peer, body, role in found)
+            self._waiting.extend(one._replace(id=prefix + one.id) for one in found)
             if len(found) >= MAX_BATCH:
                 self._loop.call_soon(self._look)
         if self._waiting:

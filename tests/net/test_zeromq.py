@@ -44,7 +44,7 @@ async def greeted(router, link):
     """Let a client be known to the router; returns its routing id and role."""
     await link.connect()
     link.send(StatusRequest("hello"))
-    peer, body, role = await router.recv()
+    peer, body, role, _ = await router.recv()
     assert body == StatusRequest("hello")
     return peer, role
 
@@ -103,7 +103,7 @@ def test_client_that_leaves_is_lost_and_refused(folder):
         link = AsyncClientLink(Endpoint(router.bind(f"ipc://{folder}/c.sock")))
         peer, _ = await greeted(router, link)
         link.close()
-        assert await router.recv() == (peer, Lost(), "")
+        assert await router.recv() == (peer, Lost(), "", "")
         assert not router.send(peer, Bye(""))
         router.close()
 
@@ -128,11 +128,11 @@ def test_killed_process_is_lost_at_once(folder):
         router = AsyncRouter()
         address = router.bind(f"ipc://{folder}/c.sock")
         child = subprocess.Popen([sys.executable, "-c", CHILD, address])
-        peer, body, _ = await router.recv()
+        peer, body, *_ = await router.recv()
         assert body == StatusRequest("child")
         os.kill(child.pid, signal.SIGKILL)
         lost = await asyncio.wait_for(router.recv(), 1.0)
-        assert lost == (peer, Lost(), "")
+        assert lost == (peer, Lost(), "", "")
         child.wait()
         router.close()
 
@@ -184,7 +184,7 @@ def test_junk_is_reported_and_the_link_lives(folder):
         link._link.send_frames([b"GET / HTTP/1.1", b""])
         assert isinstance((await router.recv()).body, WireError)
         link.send(Cancel("r"))
-        assert await router.recv() == (peer, Cancel("r"), "")
+        assert await router.recv() == (peer, Cancel("r"), "", "")
         link.close()
         router.close()
 
@@ -370,7 +370,7 @@ def test_plain_client_raises_what_happened(folder):
     async def serve(stop):
         router = AsyncRouter()
         router.bind(f"ipc://{folder}/c.sock")
-        peer, _, _ = await router.recv()
+        peer, *_ = await router.recv()
         router.send(peer, Status("r", "{}"))
         await stop.wait()
         router.close()

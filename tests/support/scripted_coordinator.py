@@ -77,7 +77,7 @@ class ScriptedCoordinator:
     async def _read(self, router):
         tasks = set()
         while True:
-            peer, body, _ = await router.recv()
+            peer, body, *_ = await router.recv()
             match body:
                 case Hello():
                     self.hellos.append(body)
