@@ -19,6 +19,7 @@ _MASK: Final = 2**64 - 1
 DRAWN_SEED_BITS: Final = 31  # short enough to type again
 ACCEPTANCES: Final = ("exact", "residual", "typical", "cascade")
 LOSSY_ACCEPTANCES: Final = ("typical", "cascade")  # the output is not the target's own
+LEAST_TEMPERATURE: Final = 1e-6  # scores divided by much less are infinite, and all best
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_BIASES: Final = 1024
@@ -65,7 +66,7 @@ class SamplingParams:
     acceptance: str = "exact"  # what becomes of drafts above temperature 0: one of ACCEPTANCES
     ignore_eos: bool = False  # go on to max_tokens past the end-of-text token
     min_p: float = 0.0  # [0, 1]: least probability, as a share of the best; 0 is off
-    repetition_penalty: float = 1.0  # (0, 1000]; 1 is off
+    repetition_penalty: float = 1.0  # 0.001..1000; 1 is off
     presence_penalty: float = 0.0  # -2..2; 0 is off
     frequency_penalty: float = 0.0  # -2..2; 0 is off
     bias_ids: tuple[int, ...] = ()  # at most 1,024 ids whose scores are changed ..
@@ -81,6 +82,11 @@ class SamplingParams:
         """Check every value."""
         _whole("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
         _number("temperature", self.temperature, 0.0, 100.0)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise BadRequest(
+                f"temperature: {self.temperature!r}; it must be 0, which is greedy, or at least "
+                f"{LEAST_TEMPERATURE:g}"
+            )
         _number("top_p", self.top_p, 0.0, 1.0)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _whole("seed", self.seed, 0, MAX_SEED)
@@ -185,5 +191,5 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if type(value) not in (int, float) or not low <= float(value) <= high:  # type: ignore[arg-type]
+    if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
         raise BadRequest(f"{name}: {value!r}; it must be a number in {low:g}..{high:g}")

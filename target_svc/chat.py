@@ -13,16 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from common.errors import BadRequest, ConfigError, Unsupported
+from common.errors import BadRequest, ConfigError, DFlashError, Unsupported
 
 MAX_RENDERED_CHARS: Final = 32 * 1024 * 1024  # as much as a raw prompt may hold
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"  # the name of a list's template for requests with tools
+GENERATION_PROMPT: Final = "add_generation_prompt"
 
 
 class ChatTemplates:
@@ -36,9 +37,14 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
         self._special = dict(special)
         environment = _environment()
+        self._globals = frozenset(environment.globals)
         try:
             self._templates = {
                 name: environment.from_string(source) for name, source in sources.items()
+            }
+            self._reads = {
+                name: meta.find_undeclared_variables(environment.parse(source))
+                for name, source in sources.items()
             }
         except TemplateError as error:
             raise ConfigError(
@@ -59,24 +65,51 @@ class ChatTemplates:
             arguments: more names for the template, such as `enable_thinking`.
 
         Raises:
-            Unsupported: the checkpoint has no chat template.
-            BadRequest: the template refuses the messages; its own sentence is in the error.
+            Unsupported: the checkpoint has no chat template, or it reads no tools.
+            BadRequest: the template refuses the messages, in which case its own sentence is in the
+                error; or it does not read an argument, or the argument is not a client's to set.
         """
         if not self._templates:
             raise Unsupported("messages: this model has no chat template; send a raw prompt")
-        wanted = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
-        template = self._templates.get(wanted) or next(iter(self._templates.values()))
-        names = {"add_generation_prompt": True, **(arguments or {}), **self._special}
+        chosen = self._choose(bool(tools))
+        own = {**self._special, "messages": messages, "tools": tools or None}
+        self._check_arguments(chosen, arguments or {}, own)
         parts, n_chars = [], 0
         try:
-            for part in template.generate(messages=messages, tools=tools or None, **names):
+            names = {GENERATION_PROMPT: True, **(arguments or {}), **own}
+            for part in self._templates[chosen].generate(names):
                 parts.append(part)
                 n_chars += len(part)
                 if n_chars > MAX_RENDERED_CHARS:
                     raise BadRequest(f"messages: over {MAX_RENDERED_CHARS} characters rendered")
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except DFlashError:
+            raise
+        except Exception as error:  # whatever a template does to a client's values is no fault here
             raise BadRequest(f"messages: the chat template says: {error}") from error
         return "".join(parts)
+
+    def _choose(self, has_tools: bool) -> str:
+        """The name of the template for a request."""
+        if has_tools and TOOL_USE in self._templates:
+            return TOOL_USE
+        chosen = DEFAULT if DEFAULT in self._templates else next(iter(self._templates))
+        if has_tools and "tools" not in self._reads[chosen]:
+            raise Unsupported("tools: this model's chat template reads none; leave them out")
+        return chosen
+
+    def _check_arguments(
+        self, chosen: str, arguments: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> None:
+        """Refuse what the template would ignore: a misspelt switch looks like one that is set."""
+        for name in arguments:
+            if name in own or name in self._globals:
+                raise BadRequest(f"template_kwargs: {name!r} is not a client's to set")
+            if name not in self._reads[chosen] and name != GENERATION_PROMPT:
+                readable = sorted(self._reads[chosen] - set(own) - self._globals)
+                raise BadRequest(
+                    f"template_kwargs: the chat template reads no {name!r:.40}; it reads "
+                    f"{', '.join(readable) or 'none'}"
+                )
 
 
 def load_chat_templates(folder: Path) -> ChatTemplates:
@@ -85,28 +118,55 @@ def load_chat_templates(folder: Path) -> ChatTemplates:
     Raises:
         ConfigError: a file is damaged or the template cannot be compiled.
     """
-    config: dict[str, Any] = {}
     path = folder / "tokenizer_config.json"
-    if path.is_file():
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}; it must be a JSON object") from error
-    told = config.get("chat_template") or {}
-    sources: dict[str, str]
-    if isinstance(told, list):
-        sources = {str(one["name"]): str(one["template"]) for one in told}
-    else:
-        sources = {DEFAULT: str(told)} if told else {}
+    config = _config_of(path)
+    sources = _sources_of(path, config.get("chat_template"))
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        sources = {**sources, DEFAULT: own_file.read_text(encoding="utf-8")}
+        sources = {**sources, DEFAULT: _text_of(own_file)}
     special = {
         name: text
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (text := _token_text(config.get(name))) is not None
     }
     return ChatTemplates(sources, special)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {error}; it must be UTF-8 text") from error
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    """The object in `tokenizer_config.json`; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_text_of(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; it must be a JSON object") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: {config!r:.40}; it must be a JSON object")
+    return config
+
+
+def _sources_of(path: Path, told: Any) -> dict[str, str]:
+    """Template text by name: of one text, or of a list of names and texts."""
+    if not told:
+        return {}
+    named = told if isinstance(told, list) else [{"name": DEFAULT, "template": told}]
+    sources: dict[str, str] = {}
+    for one in named:
+        pair = (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
+        if not (isinstance(pair[0], str) and isinstance(pair[1], str)):
+            raise ConfigError(
+                f"{path}: chat_template: {one!r:.40}; a text is needed, or a list of objects with "
+                "name and template"
+            )
+        sources[pair[0]] = pair[1]
+    return sources
 
 
 def _token_text(value: Any) -> str | None:

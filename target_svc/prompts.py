@@ -2,7 +2,8 @@
 
 Owns which of the tokenizer's special tokens may be written by whom. Does not know sessions or
 models. Raw text never becomes a special token unless the client allows it: it is refused, naming
-the token. The chat template may write them; messages may not, so no text can end its own turn.
+the token. The chat template may write them; messages, tools and template_kwargs may not, in one
+text or split over the parts of a list, so no text can end its own turn.
 """
 
 import json
@@ -63,15 +64,22 @@ class Prompts:
     def _rendered(self, body: str, allow_special: bool) -> str:
         chat = _chat_of(body)
         if not allow_special:
-            for where, text in _texts("messages", chat["messages"]):
-                self._check_text(where, text)
-            for where, text in _texts("tools", chat.get("tools")):
-                self._check_text(where, text)
+            for name in CHAT_KEYS:
+                self._check_texts(name, chat.get(name))
         return self._templates.render(
             chat["messages"], chat.get("tools"), chat.get("template_kwargs")
         )
 
+    def _check_texts(self, name: str, value: Any) -> None:
+        try:
+            for where, text in _texts(name, value):
+                self._check_text(where, text)
+        except RecursionError as error:
+            raise BadRequest(f"{name}: nested too deeply") from error
+
     def _encode(self, text: str, with_special: bool) -> list[int]:
+        if not text.isascii():
+            _check_unicode(text)
         self._tokenizer.encode_special_tokens = not with_special
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -115,14 +123,33 @@ def _chat_of(body: str) -> dict[str, Any]:
     return chat
 
 
+def _check_unicode(text: str) -> None:
+    """Half a surrogate pair is no character; JSON can spell one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"messages: no valid Unicode at {text[error.start]!r}") from error
+
+
 def _texts(where: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every text within, keys included, with its place."""
+    """Every text within, keys included, with its place; of a list also its parts joined."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, list):
         for index, one in enumerate(value):
             yield from _texts(f"{where}[{index}]", one)
+        for joined in _joined(value):
+            yield where, joined
     elif isinstance(value, dict):
         for key, one in value.items():
             yield f"{where}.{key:.40}", key
             yield from _texts(f"{where}.{key:.40}", one)
+
+
+def _joined(parts: list[Any]) -> Iterator[str]:
+    """What a template makes of a list that it writes out part by part, each trimmed or not."""
+    spelled = [part if isinstance(part, dict) else {"": part} for part in parts]
+    for key in {key: None for part in spelled for key in part}:
+        texts = [part[key].strip() for part in spelled if isinstance(part.get(key), str)]
+        if len(texts) > 1:
+            yield "".join(texts)

@@ -198,5 +198,5 @@ def _bias(value: Any) -> dict[int, float]:
         raise BadRequest(f"logit_bias: {value!r:.80}; an object of token ids and numbers is needed")
     try:
         return {int(token): float(number) for token, number in value.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadRequest(f"logit_bias: {error}; token ids and numbers are needed") from error

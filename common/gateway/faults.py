@@ -36,7 +36,12 @@ _STATUS: Final[tuple[tuple[type[DFlashError], int, str, str | None], ...]] = (
     (PeerError, 503, _SERVER, "unavailable"),
 )
 #: Our names of parameters that OpenAI's API spells differently.
-_SPELLED: Final = {"bias_ids": "logit_bias", "bias_values": "logit_bias", "stop_ids": "stop_ids"}
+_SPELLED: Final = {
+    "bias_ids": "logit_bias",
+    "bias_values": "logit_bias",
+    "prompt_ids": "prompt",
+    "template_kwargs": "chat_template_kwargs",
+}
 _NAMED = re.compile(r"([a-z_]+)(?:\[\d+\][^:]*)?: ")
 
 

@@ -4,7 +4,7 @@ Owns flag names. Ranges stand in `common.sampling`, which also says what is wron
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -59,7 +59,7 @@ def options_of(text: str, flags: dict[str, Any]) -> tuple[str | None, Options]:
     """
     flags = dict(flags)
     chat, system, tools = flags.pop("chat"), flags.pop("system"), flags.pop("tools")
-    flags["logit_bias"] = dict(map(_bias, flags["logit_bias"]))
+    flags["logit_bias"] = _biases(flags["logit_bias"])
     options = cast(Options, flags)  # the flags that are left are keys of Options
     if not chat:
         for name, value in (("--system", system), ("--tools", tools)):
@@ -71,6 +71,16 @@ def options_of(text: str, flags: dict[str, Any]) -> tuple[str | None, Options]:
     if tools is not None:
         options["tools"] = _tools(tools)
     return None, options
+
+
+def _biases(items: Iterable[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for item in items:
+        token, value = _bias(item)
+        if token in biases:
+            raise BadRequest(f"--logit-bias {item}: token {token} was given before; name it once")
+        biases[token] = value
+    return biases
 
 
 def _bias(item: str) -> tuple[int, float]:

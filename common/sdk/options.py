@@ -4,7 +4,7 @@ Owns the names and defaults of the SDK's options. Does not know their ranges (`c
 messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from common.errors import BadRequest
@@ -22,14 +22,14 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float]  # token id -> what is added to its score
+    logit_bias: Mapping[int, float] | None  # token id -> what is added to its score
     seed: int | None  # None: one is drawn and reported in the reply
     acceptance: str  # "exact", "residual", or one of the lossy "typical", "cascade"
     typical_delta: float
     typical_epsilon: float
     cascade_alpha: float
-    stop: str | Sequence[str]  # texts that end the reply and are no part of it
-    stop_ids: Sequence[int]  # token ids that end it beside the model's own
+    stop: str | Sequence[str] | None  # texts that end the reply and are no part of it
+    stop_ids: Sequence[int] | None  # token ids that end it beside the model's own
     ignore_eos: bool  # go on past the model's own end-of-text token
     logprobs: int | None  # of each token, and of so many of the most likely ones
     draft: bool  # False: the same stack, nothing drafted
@@ -68,16 +68,18 @@ def sampling_of(options: Options) -> SamplingParams:
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise BadRequest(f"{unknown[0]}: no such option; there are {', '.join(known_options())}")
+    if type(options.get("draft", True)) is not bool:
+        raise BadRequest(f"draft: {options['draft']!r:.40}; it must be true or false")
     plain: dict[str, Any] = {name: options[name] for name in _PLAIN if name in options}  # type: ignore[literal-required]
-    seed, stop, logprobs = options.get("seed"), options.get("stop", ()), options.get("logprobs")
-    bias = options.get("logit_bias") or {}
+    seed, logprobs, bias = options.get("seed"), options.get("logprobs"), _bias_of(options)
+    stop = options.get("stop")
     return SamplingParams(
         **plain,
         seed=draw_seed() if seed is None else seed,
         bias_ids=tuple(bias),
         bias_values=tuple(bias.values()),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_ids=tuple(options.get("stop_ids", ())),
+        stop=(stop,) if isinstance(stop, str) else _items("stop", stop),
+        stop_ids=_items("stop_ids", options.get("stop_ids")),
         logprobs=-1 if logprobs is None else logprobs,
     )
 
@@ -92,6 +94,21 @@ def options_of_each(n: int, options: Options) -> list[Options]:
         raise BadRequest(f"n: {n!r}; it must be a whole number, at least 1")
     seed = sampling_of(options).seed
     return [{**options, "seed": derived_seed(seed, index)} for index in range(n)]
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise BadRequest(f"{name}: {value!r:.40}; a list is needed")
+    return tuple(value)
+
+
+def _bias_of(options: Options) -> Mapping[int, float]:
+    bias: Any = options.get("logit_bias")
+    if bias is not None and not isinstance(bias, Mapping):
+        raise BadRequest(f"logit_bias: {bias!r:.40}; a mapping of token ids to numbers is needed")
+    return bias or {}
 
 
 def known_options() -> list[str]:

@@ -5,6 +5,7 @@ Owns the checks of a prompt and the Hello. Does not know sockets.
 
 import itertools
 import json
+import numbers
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -65,12 +66,15 @@ def make_request(
     Raises:
         BadRequest: an unknown option, a value out of range, or not exactly one kind of prompt.
     """
-    timeout_s = options.get("timeout_s")
-    if timeout_s is not None and not 0 < timeout_s < 1e6:
-        raise BadRequest(f"timeout_s: {timeout_s!r}; it must lie in (0, 1000000)")
-    resume_s = options.get("resume_s", RESUME_S)
-    if not 0 <= resume_s < 3600:
-        raise BadRequest(f"resume_s: {resume_s!r}; it must lie in [0, 3600)")
+    timeout_s, resume_s = options.get("timeout_s"), options.get("resume_s", RESUME_S)
+    if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < 1e6):
+        raise BadRequest(f"timeout_s: {timeout_s!r:.40}; it must be a number in (0, 1000000)")
+    if not (_is_number(resume_s) and 0 <= resume_s < 3600):
+        raise BadRequest(f"resume_s: {resume_s!r:.40}; it must be a number in [0, 3600)")
+    if type(options.get("allow_special", False)) is not bool:
+        raise BadRequest(
+            f"allow_special: {options['allow_special']!r:.40}; it must be true or false"
+        )
     sampling, messages = sampling_of(options), options.get("messages")
     if sum(given is not None for given in (prompt, prompt_ids, messages)) != 1:
         raise BadRequest("prompt: give one of a text, prompt_ids and messages")
@@ -119,15 +123,29 @@ def check_welcome(message: Message) -> Welcome:
 
 
 def _chat_body(messages: Sequence[Mapping[str, Any]], options: Options) -> str:
-    chat: dict[str, Any] = {"messages": list(messages)}
-    if options.get("tools") is not None:
-        chat["tools"] = list(options["tools"] or ())
-    if options.get("template_kwargs") is not None:
-        chat["template_kwargs"] = dict(options["template_kwargs"] or {})
+    given = {"messages": messages, "tools": options.get("tools")}
+    chat: dict[str, Any] = {
+        name: _list_of(name, value) for name, value in given.items() if value is not None
+    }
+    arguments = options.get("template_kwargs")
+    if arguments is not None:
+        if not isinstance(arguments, Mapping):
+            raise BadRequest(f"template_kwargs: {arguments!r:.40}; a mapping is needed")
+        chat["template_kwargs"] = dict(arguments)
     try:
         return json.dumps(chat, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"messages: {error}; they must be what JSON can hold") from error
+
+
+def _list_of(name: str, value: Any) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise BadRequest(f"{name}: {value!r:.40}; a list is needed")
+    return list(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _text_tensor(what: str, text: str) -> Tensor:

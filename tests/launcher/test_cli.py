@@ -42,6 +42,7 @@ def typed(capsys, *arguments):
         (("generate", "--prompt-file", "/nowhere.py"), 2, "/nowhere.py"),
         (("generate", "x", "--acceptance", "lucky"), 2, "acceptance: 'lucky'"),
         (("generate", "x", "--logit-bias", "7"), 2, "--logit-bias 7"),
+        (("generate", "x", "--logit-bias", "7=1", "--logit-bias", "7=2"), 2, "given before"),
         (("generate", "x", "--system", "y"), 2, "--system: only a chat"),
         (("generate", "x", "--chat", "--tools", "/nowhere"), 2, "--tools /nowhere"),
         (("generate", "x", "--logprobs", "99"), 2, "logprobs: 99"),

@@ -16,6 +16,8 @@ from common.wire.messages import Sampling
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": "0"},
+        {"temperature": 1e-310},
+        {"temperature": 10**400},
         {"top_p": 0.0},
         {"top_p": 1.01},
         {"top_k": -1},

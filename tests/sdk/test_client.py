@@ -26,6 +26,13 @@ def address(tmp_path):
     return f"ipc://{tmp_path}/c.sock"
 
 
+def _deep(depth):
+    nested = []
+    for _ in range(depth):
+        nested = [nested]
+    return {"role": "user", "content": nested}
+
+
 def count_down(submit):
     return reply(submit, (5,), (4, 3, 2), (1,), tail="!")
 
@@ -222,7 +229,18 @@ def test_no_running_system_names_the_way_to_start_one(tmp_path, monkeypatch):
         (("x",), {"messages": [{"role": "user"}]}, BadRequest),
         (("x",), {"tools": []}, BadRequest),
         ((), {"messages": [{"role": {1}}]}, BadRequest),
+        ((), {"messages": 5}, BadRequest),
+        ((), {"messages": [_deep(5000)]}, BadRequest),
+        ((), {"messages": [], "tools": 5}, BadRequest),
+        ((), {"messages": [], "template_kwargs": 5}, BadRequest),
         (("x",), {"max_tokens": 0}, BadRequest),
+        (("x",), {"stop": 5}, BadRequest),
+        (("x",), {"stop_ids": 5}, BadRequest),
+        (("x",), {"logit_bias": [5]}, BadRequest),
+        (("x",), {"draft": "no"}, BadRequest),
+        (("x",), {"allow_special": "no"}, BadRequest),
+        (("x",), {"timeout_s": "5"}, BadRequest),
+        (("x",), {"resume_s": "5"}, BadRequest),
         (("x",), {"timeout_s": 0}, BadRequest),
         ((), {}, BadRequest),
         (("x",), {"prompt_ids": [1]}, BadRequest),

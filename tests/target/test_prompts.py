@@ -87,12 +87,80 @@ def test_a_chat_is_rendered_with_its_special_tokens():
         (user(f"x{END}"), {}, r"messages\[0\]\.content"),
         ({"role": "user", "content": [{"text": START}]}, {}, r"messages\[0\]\.content\[0\]\.text"),
         (user("x"), {"tools": [{"name": END}]}, r"tools\[0\]\.name"),
+        (user("x"), {"template_kwargs": {"note": END}}, r"template_kwargs\.note"),
+        (user([{"text": "<|im_"}, {"text": "end|>"}]), {}, r"messages\[0\]\.content"),
+        (user(["<|im_ ", " ", " end|>"]), {}, r"messages\[0\]\.content"),
     ],
 )
 def test_a_message_cannot_forge_the_end_of_its_turn(message, more, where):
     """The message that names the place is what a gateway's user sees."""
     with pytest.raises(BadRequest, match=where + ": it holds the special token"):
         prompts().ids_of(chat(message, **more))
+
+
+def test_parts_that_spell_no_special_token_are_let_through():
+    """A check that refuses every list would pass the test above."""
+    source = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    assert prompts(source).ids_of(chat(user([{"text": "<|im_"}, {"text": "ends|>"}]))) == [
+        *map(ord, "<|im_ends|>")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"enable_thinkin": False}, "reads no 'enable_thinkin'; it reads enable_thinking$"),
+        ({"messages": []}, "'messages' is not a client's to set"),
+        ({"eos_token": "x"}, "'eos_token' is not a client's to set"),
+        ({"raise_exception": 1}, "'raise_exception' is not a client's to set"),
+        ({"self": 1}, "reads no 'self'"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_refused_by_name(given, sentence):
+    """A misspelt switch was passed over, and the reply came as if it had not been set."""
+    place = prompts("{% if enable_thinking %}T{% endif %}{{ eos_token }}{{ raise_exception }}")
+    assert place.ids_of(chat(user("x"), template_kwargs={"enable_thinking": True}))[0] == ord("T")
+    with pytest.raises(BadRequest, match="template_kwargs: .*" + sentence):
+        place.ids_of(chat(user("x"), template_kwargs=given))
+
+
+def test_tools_for_a_template_that_reads_none_are_refused():
+    """The model would never hear of them."""
+    with pytest.raises(Unsupported, match="tools: "):
+        prompts("{{ messages[0].content }}").ids_of(chat(user("x"), tools=[{"name": "f"}]))
+
+
+@pytest.mark.parametrize("given", [{"k": 0}, {"n": 10**9}])
+def test_whatever_a_template_does_to_a_clients_values_is_the_clients_error(given):
+    """An untyped error ends the target's process, and with it everybody's sessions."""
+    source = "{{ 5 // (k | default(1)) }}{% for i in range(n | default(1)) %}{% endfor %}"
+    assert prompts(source).ids_of(chat(user("x"))) == [ord("5")]
+    with pytest.raises(BadRequest, match="the chat template says"):
+        prompts(source).ids_of(chat(user("x"), template_kwargs=given))
+
+
+@pytest.mark.parametrize("allow_special", [False, True])
+def test_messages_nested_to_any_depth_are_answered_or_refused(allow_special):
+    """Between what JSON's reader takes and what the checks behind it take, nothing caught it."""
+    outcomes = [_nested(depth, allow_special) for depth in (100, *range(500, 1000, 10), 100_000)]
+    assert (outcomes[0], outcomes[-1]) == ("answered", "refused")
+
+
+def _nested(depth, allow_special):
+    body = f'{{"messages": [], "tools": [{"[" * depth}{"]" * depth}]}}'
+    try:
+        prompts().ids_of(order(body, is_chat=True, allow_special=allow_special))
+    except BadRequest:
+        return "refused"
+    return "answered"
+
+
+def test_half_a_surrogate_pair_is_refused():
+    """JSON can spell it, and no tokenizer can read it."""
+    with pytest.raises(BadRequest, match="no valid Unicode"):
+        prompts().ids_of(
+            order('{"messages": [{"role": "user", "content": "\\ud800"}]}', is_chat=True)
+        )
 
 
 def test_tools_reach_the_template_unescaped():
@@ -169,6 +237,23 @@ def test_templates_are_found_where_checkpoints_hold_them(tmp_path, form):
     assert templates.render([user("x")]) == "BxE"
     if form == "list":
         assert templates.render([user("x")], tools=[{"name": "f"}]) == "T"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"[]",
+        b"\xff",
+        b'{"chat_template": 5}',
+        b'{"chat_template": ["x"]}',
+        b'{"chat_template": [{"name": "default"}]}',
+    ],
+)
+def test_a_damaged_tokenizer_config_is_named(tmp_path, config):
+    """A trace from inside the loader does not say which file is wrong."""
+    (tmp_path / "tokenizer_config.json").write_bytes(config)
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
+        load_chat_templates(tmp_path)
 
 
 def test_a_damaged_template_is_an_error_at_load():
