@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from common.errors import EngineError, NotFinite
 from common.wire.messages import ModelCard
 from drafter_svc.context import Context
+from drafter_svc.draws import Drawing
 from drafter_svc.load import Loaded, load
 from drafter_svc.model import DFlashModel
 from drafter_svc.selector import CandidateSelector, DraftPath
@@ -28,6 +29,8 @@ class DraftBlock:
 
     draft_ids: tuple[int, ...]
     confidences: tuple[float, ...]  # one per draft, 0..1
+    q_ids: tuple[int, ...]  # of drawn drafts: the candidates of each, K for every one ..
+    q_probs: tuple[float, ...]  # .. and the probabilities they were drawn with
     build_ms: float  # what the host does before it waits: on CPU all but the choice
     eval_ms: float  # waiting for the device, reading, choosing
 
@@ -87,7 +90,13 @@ class Drafter:
             )
         return context.append(rows, first_pos, self._model.project)
 
-    def draft(self, context: Context, anchor_id: int, n_drafts: int) -> DraftBlock:
+    def draft(
+        self,
+        context: Context,
+        anchor_id: int,
+        n_drafts: int,
+        drawing: Drawing | None = None,
+    ) -> DraftBlock:
         """Draft the tokens after an anchor that stands at position `context.end`.
 
         The whole block is always run, as in training, so the drafts of a short request are the
@@ -97,6 +106,8 @@ class Drafter:
             context: holds the features of every position below the anchor that the window needs.
             anchor_id: the last committed token, 0..V-1.
             n_drafts: 1..B-1.
+            drawing: how drafts are drawn; None takes the best, as DFlash without a selector always
+                does: a draft that has no alternative is drawn from itself.
 
         Raises:
             EngineError: an argument is out of range.
@@ -108,13 +119,16 @@ class Drafter:
         logits = self._model.logits(hidden)
         built = time.perf_counter()
         if self._selector:
-            path = self._selector.path(hidden, logits, anchor_id)
+            path = self._selector.path(hidden, logits, anchor_id, drawing)
         else:
             path = _plain_path(*kernels.finished(*kernels.best_ids(logits)))
         done = time.perf_counter()
+        n_named = len(path.q_ids) // len(path.draft_ids) * n_drafts
         return DraftBlock(
             path.draft_ids[:n_drafts],
             path.confidences[:n_drafts],
+            path.q_ids[:n_named],
+            path.q_probs[:n_named],
             build_ms=(built - started) * 1e3,
             eval_ms=(done - built) * 1e3,
         )

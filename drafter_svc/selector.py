@@ -7,7 +7,7 @@ read by the host whatever path is taken; on the host only the edges that the wal
 Source: speculators `models/dflash2`; z-lab/dflash `CandidateSelector`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.errors import NotFinite
 from drafter_svc import host
+from drafter_svc.draws import Drawing
 from drafter_svc.kernels import Array, Kernels
 
 
@@ -25,6 +26,8 @@ class DraftPath:
 
     draft_ids: tuple[int, ...]
     confidences: tuple[float, ...]  # softmax value of each chosen candidate at temperature 1
+    q_ids: tuple[int, ...] = ()  # where drafts are drawn: all candidates, slot by slot ..
+    q_probs: tuple[float, ...] = ()  # .. and the probabilities they were drawn with
 
 
 class CandidateSelector:
@@ -45,15 +48,21 @@ class CandidateSelector:
         self._top_k = top_k
         self._kernels = kernels
 
-    def path(self, hidden: Array, logits: Array, anchor_id: int) -> DraftPath:
+    def path(
+        self, hidden: Array, logits: Array, anchor_id: int, drawing: Drawing | None = None
+    ) -> DraftPath:
         """Choose the drafts; arguments as for `lattice`. The one read by the host.
+
+        With `drawing` each draft is drawn given the one before; else it is the best.
 
         Raises:
             NotFinite: a score is NaN or infinite, which no healthy drafter gives.
         """
         if self._kernels is host:
-            return self._walk_at_once(hidden, logits, anchor_id)
-        return walk(*self._kernels.finished(*self.lattice(hidden, logits, anchor_id)))
+            return self._walk_at_once(hidden, logits, anchor_id, drawing)
+        lattice = self.lattice(hidden, logits, anchor_id)
+        candidates, scores = self._kernels.finished(*lattice)
+        return walk(candidates, scores, drawing)
 
     def lattice(self, hidden: Array, logits: Array, anchor_id: int) -> tuple[Array, Array]:
         """Score all edges of all slots.
@@ -76,45 +85,72 @@ class CandidateSelector:
         edges = left @ self._successors[candidates].swapaxes(1, 2)
         return candidates, edges + unary[:, None]  # float32: the logits' dtype is the wider one
 
-    def _walk_at_once(self, hidden: Array, logits: Array, anchor_id: int) -> DraftPath:
+    def _walk_at_once(
+        self, hidden: Array, logits: Array, anchor_id: int, drawing: Drawing | None
+    ) -> DraftPath:
         candidates = self._kernels.top_ids(logits, self._top_k)
         scores = self._kernels.along(logits, candidates)
         gates = self._kernels.product(hidden, self._projection)
         successors = self._successors[candidates]
-        chosen, before = [], anchor_id
+        chosen, before, shares = list[int](), anchor_id, list[NDArray[np.float64]]()
         for slot, row in enumerate(scores):
             row += successors[slot] @ (self._predecessors[before] * gates[slot])
-            chosen.append(row.argmax())
+            chosen.append(_choice(slot, row, drawing, shares))
             before = candidates[slot, chosen[-1]]
-        return _path_of(candidates, np.array(chosen), scores)
+        return _path_of(candidates, np.array(chosen), scores, shares)
 
 
-def walk(candidates: NDArray[Any], scores: NDArray[Any]) -> DraftPath:
-    """Follow the best edge from the anchor, slot by slot.
+def walk(
+    candidates: NDArray[Any], scores: NDArray[Any], drawing: Drawing | None = None
+) -> DraftPath:
+    """Follow the best edge from the anchor, or a drawn one, slot by slot.
 
     Candidates ascend, so of equal scores the lowest id wins.
 
     Args:
         candidates: int32 [n, K].
         scores: float32 [n, K, K], as `CandidateSelector.lattice` gives them.
+        drawing: None takes the best.
 
     Raises:
         NotFinite: a score on the path is NaN or infinite.
     """
     chosen, choice = np.empty(len(scores), np.int64), 0
+    shares = list[NDArray[np.float64]]()
     for slot, table in enumerate(scores):
-        choice = int(table[choice].argmax())
+        choice = _choice(slot, table[choice], drawing, shares)
         chosen[slot] = choice
     rows = scores[np.arange(len(scores)), np.concatenate([[0], chosen[:-1]])]
-    return _path_of(candidates, chosen, rows)
+    return _path_of(candidates, chosen, rows, shares)
 
 
-def _path_of(candidates: NDArray[Any], chosen: NDArray[Any], scores: NDArray[Any]) -> DraftPath:
+def _choice(
+    slot: int, row: NDArray[Any], drawing: Drawing | None, shares: list[NDArray[np.float64]]
+) -> int:
+    """Place of the slot's draft; a drawn one adds its distribution to `shares`."""
+    if drawing is None or not np.isfinite(row).all():  # `_path_of` refuses what is not finite
+        return int(row.argmax())
+    index, probs = drawing.pick(slot, row)
+    shares.append(probs)
+    return index
+
+
+def _path_of(
+    candidates: NDArray[Any],
+    chosen: NDArray[Any],
+    scores: NDArray[Any],
+    shares: list[NDArray[np.float64]],
+) -> DraftPath:
     """Ids and confidences of the chosen places [n] among candidates and scores [n, K]."""
     if not np.isfinite(scores).all():
         raise NotFinite("drafter scores hold NaN or infinity; features and weights must be finite")
-    rows = scores.astype(np.float64)
-    # The chosen candidate has the row's greatest score, so its softmax value is 1 over the sum.
-    sums = np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)
-    ids = candidates[np.arange(len(chosen)), chosen]
-    return DraftPath(tuple(ids.tolist()), tuple((1.0 / sums).tolist()))
+    rows, slots = scores.astype(np.float64), np.arange(len(chosen))
+    # Mostly the chosen candidate has the row's greatest score: its softmax value is 1 over the sum.
+    weights = np.exp(rows - rows.max(axis=1, keepdims=True))
+    confidences = weights[slots, chosen] / weights.sum(axis=1)
+    ids = candidates[slots, chosen]
+    path = DraftPath(tuple(ids.tolist()), tuple(confidences.tolist()))
+    if not shares:
+        return path
+    named, probs = candidates.reshape(-1).tolist(), np.concatenate(shares).tolist()
+    return replace(path, q_ids=tuple(named), q_probs=tuple(probs))

@@ -34,6 +34,7 @@ from common.wire.messages import (
 )
 from drafter_svc.context import Context, ContextGap
 from drafter_svc.drafter import Drafter
+from drafter_svc.draws import Drawing
 from drafter_svc.frames import rows_of
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,8 @@ class DrafterService:
             return
         start = time.perf_counter()
         try:
-            block = self._drafter.draft(seat.context, order.key.anchor_id, order.n_drafts)
+            named = seat.context, order.key.anchor_id, order.n_drafts
+            block = self._drafter.draft(*named, _drawing_of(order))
         except DFlashError as fault:
             logger.warning("session %s: %s", order.key.session, fault)
             self._fail(order.key, "fault")
@@ -204,7 +206,9 @@ class DrafterService:
         # leave, the target waits for it until its deadline and runs one row.
         self._counters["drafts"] += 1
         self._send(CONTROL_PEER, Drafted(order.key, block.confidences, ms))
-        if not self._send(seat.target, Block(order.key, block.draft_ids, block.confidences)):
+        shares = block.q_ids, block.q_probs
+        sent = Block(order.key, block.draft_ids, block.confidences, *shares)
+        if not self._send(seat.target, sent):
             self._lose(order.key.session, "block could not be sent")
 
     def _fail(self, key: RoundKey, reason: str) -> None:
@@ -214,3 +218,10 @@ class DrafterService:
     def _drop(self, what: str) -> None:
         self._counters[what] += 1
         logger.debug("dropped: %s", what)
+
+
+def _drawing_of(order: Draft) -> Drawing | None:
+    """How the drafts of an order are to be drawn; None: the best ones are taken."""
+    if order.temperature <= 0:
+        return None
+    return Drawing(order.temperature, order.seed, order.key.base)

@@ -5,14 +5,18 @@ bits, since NumPy has no such dtype. Evaluates; call on the compute thread only.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import mlx.core as mx
 import numpy as np
 
-from common.errors import BadTensor
+from common.errors import BadRequest, BadTensor
+from common.wire.messages import Block
 from common.wire.tensors import Tensor, from_numpy, to_numpy
 from target_svc.accept import TokenLogprobs
+from target_svc.rules import Source
+
+SUM_TOLERANCE: Final = 1e-6  # of probabilities that were summed in another process
 
 
 def rows_tensor(rows: mx.array) -> Tensor:
@@ -52,3 +56,26 @@ def logprob_fields(logprobs: Sequence[TokenLogprobs]) -> LogprobFields:
         "top_ids": tuple(token for one in logprobs for token in one.top_ids),
         "top_logprobs": tuple(value for one in logprobs for value in one.top),
     }
+
+
+def sources_of(block: Block) -> tuple[Source, ...]:
+    """What each draft of a block was drawn from; empty where they were not drawn.
+
+    Raises:
+        BadRequest: a draft is not among its candidates, a candidate stands there twice, or the
+            probabilities do not sum to 1: no draw can have given this.
+    """
+    if not block.q_ids:
+        return ()
+    shape = len(block.ids), -1
+    named = np.array(block.q_ids, np.int64).reshape(shape)
+    probs = np.array(block.q_probs, np.float64).reshape(shape)
+    sums = probs.sum(axis=1)
+    for slot, token in enumerate(block.ids):
+        chance = probs[slot][named[slot] == token]
+        is_draw = chance.size == 1 and chance[0] > 0 and abs(sums[slot] - 1) < SUM_TOLERANCE
+        if not is_draw or len(set(named[slot].tolist())) < named.shape[1]:
+            raise BadRequest(
+                f"draft {token} at slot {slot} was not drawn from what the block names"
+            )
+    return tuple(Source(named[slot], probs[slot] / sums[slot]) for slot in range(len(sums)))

@@ -12,12 +12,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from common.errors import EngineError
+from common.errors import BadRequest, EngineError
 from common.net.transport import CONTROL_PEER, Peer, Send
 from common.wire.messages import Block, Draft, Drafted, DraftFailed, Verified, Verify
 from target_svc.engine import Engine
-from target_svc.frames import logprob_fields
+from target_svc.frames import logprob_fields, sources_of
 from target_svc.links import FeatureLinks
+from target_svc.rules import Source
 from target_svc.seat import Retry, Seat
 from target_svc.verify import Verdict
 
@@ -63,7 +64,7 @@ class Rounds:
         elif order.rows == 1 or order.key.draft_id == 0:
             self.run(seat, order, ())
         elif (block := seat.block_for(order)) is not None:
-            self.run(seat, order, block.ids)
+            self._run_block(seat, order, block)
         else:
             seat.wait_for_block(order, now)
 
@@ -87,7 +88,7 @@ class Rounds:
         if seat is None or seat.link != peer or not seat.take_block(block):
             self._counters["stale_block"] += 1
         elif seat.waiting is not None and seat.block_for(seat.waiting.order) is not None:
-            self.run(seat, seat.waiting.order, block.ids, seat.waited_ms(now))
+            self._run_block(seat, seat.waiting.order, block, seat.waited_ms(now))
         else:
             seat.session.prefetch(block.ids)
 
@@ -97,15 +98,31 @@ class Rounds:
             self._counters["late_blocks"] += 1
             self.run(seat, seat.waiting.order, (), seat.waited_ms(now))
 
+    def _run_block(self, seat: Seat, order: Verify, block: Block, waited_ms: float = 0.0) -> None:
+        """Run a round on a drafter's block; one whose drafts were drawn from nothing is left."""
+        try:
+            sources = sources_of(block)
+        except BadRequest as fault:
+            self._links.lose(seat, fault.message)
+            self.run(seat, order, (), waited_ms)
+            return
+        self.run(seat, order, block.ids, waited_ms, sources)
+
     def run(
-        self, seat: Seat, order: Verify, draft_ids: Sequence[int], waited_ms: float = 0.0
+        self,
+        seat: Seat,
+        order: Verify,
+        draft_ids: Sequence[int],
+        waited_ms: float = 0.0,
+        sources: Sequence[Source] = (),
     ) -> None:
         """Run one round; where its rows cannot be rolled back, make the state again first."""
         drafts = self._usable(seat, draft_ids[: order.rows - 1])
         try:
             with seat.reads.counted():
                 is_copy = bool(order.copy_ids)
-                result = seat.session.verify(drafts, len(drafts) + 1, is_copy=is_copy)
+                rows = len(drafts) + 1
+                result = seat.session.verify(drafts, rows, sources=sources, is_copy=is_copy)
         except EngineError as fault:
             self._rebuild(seat, order, waited_ms, fault)
             return

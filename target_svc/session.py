@@ -21,6 +21,7 @@ from target_svc.distribution import Sampling, counts_tokens
 from target_svc.models.family import Model, read_ahead
 from target_svc.mtp import CHAIN, ChainDraft, HeadTaps
 from target_svc.prefill import PrefillStep, check_fits, check_ids, prefill_steps
+from target_svc.rules import Source
 from target_svc.seen import Seen
 from target_svc.taps import FeatureStore, Taps
 from target_svc.verify import Verdict, VerifyPlan, run_round
@@ -139,12 +140,20 @@ class Session:
         if self._is_prefilled and not self._is_closed and all(0 <= i < vocab for i in draft_ids):
             read_ahead(self._host.model, [self.anchor_id, *draft_ids], self._state)
 
-    def verify(self, draft_ids: Sequence[int], rows: int, *, is_copy: bool = False) -> Verdict:
+    def verify(
+        self,
+        draft_ids: Sequence[int],
+        rows: int,
+        *,
+        sources: Sequence[Source] = (),
+        is_copy: bool = False,
+    ) -> Verdict:
         """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
 
         Args:
             draft_ids: proposed ids for positions base + 1 on.
             rows: 1..max_rows; 1 is a plain round.
+            sources: what each draft was drawn from; empty where the best ones were taken.
             is_copy: the drafts are taken from earlier text.
 
         Raises:
@@ -169,7 +178,7 @@ class Session:
             self._host.model,
             self._state,
             self.anchor_id,
-            Drafts(tuple(drafts), is_copy=is_copy),
+            Drafts(tuple(drafts), tuple(sources[: len(drafts)]), is_copy=is_copy),
             self._host.plan,
             self._taps,
             self._sampling,

@@ -89,7 +89,7 @@ class RequestMachine:
         self._epoch = -1
         self._policy: RoundPolicy = Off()
         self._prompt_ids: list[int] | None = None
-        self._rounds = RoundSequence()
+        self._rounds = RoundSequence(request.sampling)
         self._wait = Wait(limits.resend_s)
 
     @property

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from common.coordinator.events import (
     Command,
@@ -22,7 +22,7 @@ from common.coordinator.events import (
 )
 from common.policy.copies import Copy, CopyFinder
 from common.policy.policy import RoundPolicy, RoundResult
-from common.wire.messages import Draft, Drafted, DraftFailed, RoundKey, Verified, Verify
+from common.wire.messages import Draft, Drafted, DraftFailed, RoundKey, Sampling, Verified, Verify
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,16 @@ logger = logging.getLogger(__name__)
 # context that is still being fed from silence, comes first.
 DRAFTER_SHARE: Final = 0.8
 FAULTY: Final = ("late", "fault")  # reasons of DraftFailed that are the drafter's own doing
+
+
+class Drawing(NamedTuple):
+    """How drafts are drawn: temperature 0 takes the best."""
+
+    temperature: float
+    seed: int
+
+
+BEST: Final = Drawing(0.0, 0)
 
 
 class RoundFault(Exception):
@@ -48,6 +58,7 @@ class Round:
         scene: the world at its start.
         copy: drafts from the committed ids, verified instead of a drafter's; None: no copy.
         reason: why the policy planned a plain round; "" when it did not.
+        drawing: how the drafter is to draw; `BEST` takes the best drafts.
     """
 
     def __init__(
@@ -60,8 +71,10 @@ class Round:
         scene: Scene,
         copy: Copy | None = None,
         reason: str = "",
+        drawing: Drawing = BEST,
     ) -> None:
         self.key = key
+        self._drawing = drawing
         self._reason = reason
         self._copy = copy
         self.started_at = started_at
@@ -96,7 +109,8 @@ class Round:
         if not self._n_drafts:
             return [self._verify(1)]
         deadline_ms = DRAFTER_SHARE * self._deadline_ms
-        return [ToDrafter(Draft(self.key, self._n_drafts, deadline_ms))]
+        temperature, seed = self._drawing
+        return [ToDrafter(Draft(self.key, self._n_drafts, deadline_ms, temperature, seed))]
 
     def takes(self, event: Drafted | DraftFailed | Verified) -> bool:
         """Whether a message belongs to this round and is awaited now."""
@@ -214,7 +228,9 @@ class RoundSequence:
         memory: prompt and committed ids, where copies are looked for; None: no copies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: Sampling) -> None:
+        is_drawn = sampling.acceptance == "residual" and sampling.temperature > 0
+        self._drawing = Drawing(sampling.temperature, sampling.seed) if is_drawn else BEST
         self.current: Round | None = None
         self.memory: CopyFinder | None = None
         self._next_key = RoundKey("", 0, 0, 0, 0, 0)
@@ -240,7 +256,8 @@ class RoundSequence:
         plan = policy.plan(block_size=block_size, n_left=n_left, is_solo=scene.is_solo)
         self._draft_count += plan.draft
         key = replace(self._next_key, draft_id=self._draft_count if plan.draft else 0)
-        self.current = Round(key, plan.n_drafts, n_left, policy, now, scene, reason=plan.reason)
+        named = key, plan.n_drafts, n_left, policy, now, scene
+        self.current = Round(*named, reason=plan.reason, drawing=self._drawing)
         return self.current.begin()
 
     def remember(self, ids: Sequence[int]) -> None:

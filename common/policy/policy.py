@@ -254,7 +254,8 @@ class Adaptive:
         if result.is_solo:
             self._costs.sample_verify(result.rows, result.wall_ms - result.draft_ms)
         reached = min(result.n_accepted + (not result.is_final), result.rows - 1)
-        self._costs.calibration.observe(result.confidences[:reached], result.n_accepted)
+        if self._is_width_free:  # else drafts were drawn: the calibration is of the best ones
+            self._costs.calibration.observe(result.confidences[:reached], result.n_accepted)
         return wall_ms - gain_ms
 
 

@@ -52,7 +52,12 @@ _TENSOR_KINDS: Final[dict[type, frozenset[tuple[str, int]]]] = {  # (dtype, rank
 
 
 def _check_block(block: Block) -> str:
-    return "" if len(block.ids) == len(block.confidences) else "one confidence per id"
+    if len(block.ids) != len(block.confidences):
+        return "one confidence per id"
+    if len(block.q_ids) != len(block.q_probs):
+        return "one probability per candidate"
+    fits = not block.q_ids or (block.ids and len(block.q_ids) % len(block.ids) == 0)
+    return "" if fits else "as many candidates for every id"
 
 
 def _check_tokens(tokens: Tokens) -> str:

@@ -89,6 +89,8 @@ _BY_NAME: Final[dict[str, Take]] = {
     "Verify.copy_ids": _tokens(MAX_DRAFTS),
     "Block.ids": _tokens(MAX_DRAFTS),
     "Block.confidences": _shares(MAX_DRAFTS),
+    "Block.q_ids": _tokens(MAX_ITEMS),
+    "Block.q_probs": _shares(MAX_ITEMS),
     "Drafted.confidences": _shares(MAX_DRAFTS),
     "Verified.ids": _tokens(MAX_ROWS),
     "Verified.pieces": _texts(MAX_ROWS),

@@ -350,6 +350,8 @@ class Draft:
     key: RoundKey
     n_drafts: int  # 1..B-1
     deadline_ms: float  # from arrival: how long to wait for the context to end at key.base
+    temperature: float = 0.0  # above 0: draw the drafts from the drafter's own distribution, ..
+    seed: int = 0  # .. keyed by this seed and their positions, and say what it was in the Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +452,8 @@ class Block:
     key: RoundKey
     ids: tuple[int, ...]
     confidences: tuple[float, ...]
+    q_ids: tuple[int, ...] = ()  # of drawn drafts: the candidates of each, as many for every one ..
+    q_probs: tuple[float, ...] = ()  # .. and the probabilities they were drawn with
 
 
 # --------------------------------------------------------------------------- operating

@@ -64,6 +64,8 @@ BY_NAME = {
     "temperature": st.floats(0, 1e6),
     "copy_ids": st.lists(TOKEN, max_size=15).map(tuple),
     "confidences": st.lists(SHARE, max_size=15).map(tuple),
+    "q_ids": st.just(()),
+    "q_probs": st.just(()),
     "prompt": st.one_of(TEXT.map(from_text), st.lists(TOKEN, max_size=9).map(from_ids)),
     "prompt_ids": st.lists(TOKEN, max_size=9).map(from_ids),
     "Progress.done": SHARE,
@@ -109,6 +111,8 @@ def _paired(draw, kind, max_items):
         "ids": st.lists(TOKEN, min_size=n_items, max_size=n_items),
         "pieces": st.lists(TEXT, min_size=n_items, max_size=n_items),
         "confidences": st.lists(SHARE, min_size=n_items, max_size=n_items),
+        "q_ids": st.lists(TOKEN, min_size=2 * n_items, max_size=2 * n_items),
+        "q_probs": st.lists(SHARE, min_size=2 * n_items, max_size=2 * n_items),
     }
     fields |= {name: tuple(draw(of)) for name, of in n_of.items() if name in fields}
     if "n_accepted" in fields:
