@@ -18,8 +18,10 @@ NAMES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "dflash_near_ties": ("counter", "tokens decided by a near-tie", ()),
     "dflash_stale": ("counter", "messages dropped because they named an old round", ()),
     "dflash_bad_messages": ("counter", "messages refused", ("peer", "kind")),
+    "dflash_resumes": ("counter", "requests taken up again on another connection", ()),
     "dflash_worker_up": ("gauge", "1 while a worker is ready", ("worker",)),
     "dflash_queue_depth": ("gauge", "requests waiting", ()),
+    "dflash_kept_replies": ("gauge", "replies kept after their end, for a late resume", ()),
     "dflash_round_seconds": ("histogram", "time by part of a round", ("part",)),
     "dflash_ttft_seconds": ("histogram", "time from submit to the first token", ()),
 }

@@ -67,6 +67,7 @@ class Clients:
             running.deadline = now + message.deadline_ms / 1e3 if message.deadline_ms else None
             is_waiting = running.machine.phase is Phase.WAITING
             n_before = self._requests.n_waiting if is_waiting else 0
+        self._tally.resumed()
         self._readers.resume(delivery, peer, message, n_before, now)
         self._requests.go_on(delivery.number, now)
 

@@ -264,6 +264,7 @@ class Coordinator:
             self.requests.settle(now)
         self._workers.finish_drains(now)
         self.metrics.gauge("dflash_queue_depth", self.requests.n_waiting)
+        self.metrics.gauge("dflash_kept_replies", len(self.readers))
         out, self._out = self._out, []
         return out
 

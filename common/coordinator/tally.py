@@ -42,6 +42,10 @@ class Tally:
         if done.draft_s > 0:
             metrics.observe("dflash_round_seconds", done.draft_s, part="draft")
 
+    def resumed(self) -> None:
+        """A client came back to its request."""
+        self._metrics.count("dflash_resumes")
+
     def refused(self, code: str) -> None:
         """A request that was not let in."""
         self.ended[code] += 1

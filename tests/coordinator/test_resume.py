@@ -39,6 +39,11 @@ def leave(world, client):
     world.clients.pop(client.name)
 
 
+def exposed(world):
+    """Lines of the coordinator's metrics."""
+    return set(world.hub.metrics.text().splitlines())
+
+
 def n_opens(world):
     return sum(len(target.opens) for lives in world.targets.values() for target in lives)
 
@@ -62,6 +67,7 @@ def test_stream_goes_on_at_its_index_after_the_connection_broke():
     verdicts = [(rows, n) for _, rows, n in world.verdicts() if rows > 1]
     assert any(n == rows - 1 for rows, n in verdicts)
     assert any(n < rows - 1 for rows, n in verdicts)
+    assert {"dflash_resumes_total 1.0", "dflash_kept_replies 1.0"} <= exposed(world)
     assert world.is_idle()
 
 
