@@ -99,7 +99,7 @@ class Prompts:
         for token in ids:
             if not 0 <= token < self._vocab_size:
                 raise BadRequest(
-                    f"prompt id {token} is outside the vocabulary 0..{self._vocab_size - 1}"
+                    f"prompt: id {token} is outside the vocabulary 0..{self._vocab_size - 1}"
                 )
 
 

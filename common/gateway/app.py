@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -34,6 +34,7 @@ MAX_BODY_BYTES: Final = 40 * 1024 * 1024  # a prompt of the SDK's most, and JSON
 UP: Final = ("ready", "busy")
 GONE: Final = 499  # the caller went away; nobody reads this status but our metrics
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[dict[str, Any]], Asked]
 
@@ -155,7 +156,7 @@ class Gateway:
             choices = Choices(self._client, asked)
             shape = ReplyShape(self._model, is_chat=asked.is_chat)
             if asked.streams:
-                return await self._streamed(choices, asked, shape)
+                return await self._streamed(request.receive, choices, asked, shape)
             with self._meters.running.track_inprogress():
                 await _unless_gone(request.receive, _drained(choices))
             for choice in choices.done:
@@ -164,11 +165,13 @@ class Gateway:
 
         return complete
 
-    async def _streamed(self, choices: Choices, asked: Asked, shape: ReplyShape) -> Response:
+    async def _streamed(
+        self, receive: Receive, choices: Choices, asked: Asked, shape: ReplyShape
+    ) -> Response:
         """Begin to answer with the first text, so that an error before it has its status."""
         written = choices.written()
         try:
-            first = await anext(written)
+            first = await _unless_gone(receive, anext(written))  # queued or prefilling till then
         except BaseException:
             await written.aclose()
             raise
@@ -223,7 +226,7 @@ async def _drained(choices: Choices) -> None:
             pass
 
 
-async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
+async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Do the work, unless the caller goes away meanwhile: then it is cancelled."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -231,7 +234,7 @@ async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
-        task.result()
+        return task.result()
     finally:
         for one in (task, gone):
             one.cancel()

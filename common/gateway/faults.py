@@ -42,7 +42,7 @@ _SPELLED: Final = {
     "prompt_ids": "prompt",
     "template_kwargs": "chat_template_kwargs",
 }
-_NAMED = re.compile(r"([a-z_]+)(?:\[\d+\][^:]*)?: ")
+_NAMED = re.compile(r"([a-z_]+)(?:[\[.][^:]*)?: ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ def test_what_is_not_honoured_is_refused_by_name(read, body, kind, sentence):
     [
         (BadRequest("bias_ids: 99 is outside"), 400, "logit_bias", None),
         (BadRequest("messages[0].content: it holds"), 400, "messages", None),
+        (BadRequest("template_kwargs.note: it holds"), 400, "chat_template_kwargs", None),
+        (BadRequest("prompt_ids: every id"), 400, "prompt", None),
         (Unsupported("echo: True is not"), 400, "echo", "unsupported"),
         (TooLong("prompt of 9 tokens"), 400, None, "context_length_exceeded"),
         (Busy("full", 2.5), 429, None, "busy"),
