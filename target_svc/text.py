@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 from common.errors import ConfigError
 
-_LONGEST_CHAR: Final = 4  # bytes of a UTF-8 character, each of which may be a token
 _INCOMPLETE: Final = "\ufffd"
+_MOST_MARKS: Final = 3  # bytes of a character that is not complete
+_MOST_WAITING: Final = 64  # ids; a run of bytes that is no text is decoded in parts so long
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -43,35 +44,62 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 class Detokenizer:
     """Turns ids into text piece by piece; the pieces joined are the text of all ids.
 
-    A piece never ends in half a character: it waits for the tokens that complete it.
+    What may still become another character is held back: at most the last bytes of one, which a
+    decoder shows as one mark (byte-level) or as a mark per byte (byte fallback). A decoder of the
+    second kind shows marks for a whole run of bytes while its last character is incomplete, also in
+    place of characters that were handed out: then nothing more comes until it shows them again, or
+    the run has ended.
+
+    Only a window of ids is decoded: the last ones whose text is certain, since a decoder may drop a
+    space in front of its first token, and those that came after.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # ids whose text has been handed out
-        self._context = 0  # ids before these are no longer needed to decode the next
+        self._ids: list[int] = []  # the window
+        self._n_sure = 0  # of them, the first so many are there only to be decoded with the rest
+        self._shown = ""  # the window's text, as far as it has been handed out
 
     def push(self, token: int) -> str:
-        """Add one id; the text that is now complete, often one word, or ""."""
+        """Add one id; the text that is now certain, often one word, or ""."""
         self._ids.append(token)
-        text = self._new_text()
-        waiting = len(self._ids) - self._shown
-        if text.endswith(_INCOMPLETE) and waiting < _LONGEST_CHAR:
-            return ""
-        self._context, self._shown = self._shown, len(self._ids)
-        return text
+        text = self._decode(self._ids)
+        marks = len(text) - len(text.rstrip(_INCOMPLETE))
+        piece = self._new(text[: len(text) - min(marks, _MOST_MARKS)])
+        if not marks:
+            piece = piece if text.startswith(self._shown) else self._without_the_sure()
+            self._move_on()
+        elif len(self._ids) - self._n_sure >= _MOST_WAITING:  # bytes of no text: cut the run here
+            piece += self._new(text)
+            self._move_on()
+        return piece
 
     def finish(self) -> str:
-        """The text held back, with a mark in place of a character that stayed incomplete."""
-        text = self._new_text()
-        self._context = self._shown = len(self._ids)
-        return text
+        """The text held back, with marks in place of a character that stayed incomplete."""
+        text = self._decode(self._ids)
+        is_as_shown = text.startswith(self._shown)
+        piece = self._new(text) if is_as_shown else self._without_the_sure()
+        self._move_on()
+        return piece
 
-    def _new_text(self) -> str:
-        before = self._decode(self._ids[self._context : self._shown])
-        after = self._decode(self._ids[self._context :])
-        return after[len(before) :]
+    def _new(self, text: str) -> str:
+        """What of the window's text was not handed out; nothing where a decoder went back on it."""
+        if len(text) <= len(self._shown) or not text.startswith(self._shown):
+            return ""
+        piece = text[len(self._shown) :]
+        self._shown = text
+        return piece
+
+    def _without_the_sure(self) -> str:
+        """What was not handed out, by a decoder that now shows what came before in another way."""
+        n_shown = len(self._shown) - len(self._decode(self._ids[: self._n_sure]))
+        return self._decode(self._ids[self._n_sure :])[max(0, n_shown) :]
+
+    def _move_on(self) -> None:
+        """All of the window is certain: keep the ids that came last, for what follows them."""
+        self._ids = self._ids[self._n_sure :]
+        self._n_sure = len(self._ids)
+        self._shown = self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
