@@ -16,6 +16,7 @@ from target_svc.chat import ChatTemplates
 from target_svc.distribution import Sampling
 from target_svc.models.family import Model
 from target_svc.mtp import HeadTaps
+from target_svc.prefix_cache import PrefixCache
 from target_svc.prompts import Prompts
 from target_svc.session import Session
 from target_svc.taps import Taps
@@ -36,9 +37,11 @@ class Engine:
         prefill_chunk: prompt tokens per forward.
         max_rows: most rows of one verify.
         templates: chat templates of the target's folder.
+        prefix_bytes: held at most for prompts that begin like an earlier one; 0 is off.
 
     Attributes:
         prompts: reads what clients send.
+        prefixes: what earlier sessions left for those that continue them.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Engine:
         prefill_chunk: int,
         max_rows: int,
         templates: ChatTemplates,
+        prefix_bytes: int = 0,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -61,6 +65,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.max_rows = max_rows
         self.prompts = Prompts(tokenizer, templates, card.vocab_size, card.eos_ids[0])
+        self.prefixes = PrefixCache(prefix_bytes)
         self._ladder: dict[int, float] = {}
 
     @property
@@ -72,19 +77,20 @@ class Engine:
         """Token ids of `text`; special tokens are not recognised in it."""
         return encode(self.tokenizer, text)
 
-    def open(self, sampling: Sampling, *, taps: bool) -> Session:
+    def open(self, sampling: Sampling, *, taps: bool, owner: str | None = None) -> Session:
         """Start a session.
 
         Args:
             sampling: already validated.
             taps: whether features are made; needs a drafter.
+            owner: whose prefixes may be gone on from and added to; None leaves them alone.
 
         Raises:
             BadRequest: taps without a drafter.
         """
         if taps and self.taps is None:
             raise BadRequest("taps are asked for but no drafter is configured; name one at start")
-        return Session(self, sampling, self.taps if taps else None)
+        return Session(self, sampling, self.taps if taps else None, owner)
 
     def warm_up(self, widths: Iterable[int] | None = None) -> dict[int, float]:
         """Run every width a few times and measure it.

@@ -23,6 +23,7 @@ from target_svc.models import glm5_next, llama, qwen3, qwen3_5, qwen4_exp, qwen4
 from target_svc.models.blocks.norms import is_cpu
 from target_svc.models.family import Model
 from target_svc.mtp import CHAIN, HeadTaps
+from target_svc.prefix_cache import MIB
 from target_svc.taps import TapHashes, Taps, load_taps
 from target_svc.text import load_tokenizer
 from target_svc.verify import VerifyPlan
@@ -73,6 +74,7 @@ class EngineOptions:
     overlaps: bool = False  # build ahead while a plain round, or a chunk of the prompt, runs
     keep_packed: bool | None = None  # multiply packs as they are; None does on a GPU
     max_rows: int = 16
+    prefix_cache_mb: int = 0  # MiB of prefixes of earlier prompts and replies; 0 keeps none
     source: str = AUTO  # who drafts, one of `common.sources.ASKED`
     copies: str = AUTO  # one of `common.sources.COPIES`
 
@@ -84,6 +86,7 @@ class EngineOptions:
             ("verify_width", self.verify_width, 1),
             ("pipeline_layers", self.pipeline_layers, 0),
             ("max_rows", self.max_rows, 1),
+            ("prefix_cache_mb", self.prefix_cache_mb, 0),
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{name}: {value}; it must be at least {least}")
@@ -130,6 +133,7 @@ def load_engine(target: Path, drafter: Path | None, options: EngineOptions) -> E
         prefill_chunk=options.prefill_chunk,
         max_rows=1 if refusal else max_rows,
         templates=load_chat_templates(target),
+        prefix_bytes=options.prefix_cache_mb * MIB,
     )
 
 

@@ -7,6 +7,7 @@ stay in this process.
 Invariant: the head's state holds committed rows only; a chain's own rows are cut off again.
 """
 
+import copy
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,7 @@ import numpy as np
 
 from common.errors import EngineError, NotFinite
 from target_svc.models.qwen4_mtp import MtpHead
-from target_svc.models.state import SequenceState
+from target_svc.models.state import Own, SequenceState, itself
 from target_svc.rollback import commit
 
 CHAIN: Final = 6  # drafts of one chain, at most
@@ -87,6 +88,7 @@ class HeadContext:
         self._waiting: list[mx.array] = []  # streams of rows not run yet ..
         self._ids: list[int] = []  # .. and the tokens after them
         self._last: mx.array | None = None  # the head's streams of the last row that was run
+        self._newest: mx.array | None = None  # [1, S, H], streams of the last row that was given
 
     def extend(self, streams: mx.array, following: list[int]) -> None:
         """Take committed rows.
@@ -104,10 +106,41 @@ class HeadContext:
                 f"{len(following)} tokens after {streams.shape[0]} rows; give as many"
             )
         self._waiting.append(streams)
+        self._newest = streams[-1:]
         self._ids.extend(following)
         if len(self._ids) >= _MOST_WAITING:
             self._run_waiting()
             mx.eval(self._last, *self._state.arrays())
+
+    def twin(self, own: Own) -> "HeadContext":
+        """Another context of the same rows; neither changes the other.
+
+        Args:
+            own: gives the array that the twin holds for one of this context.
+        """
+        twin = copy.copy(self)
+        twin._state = self._state.twin(own)
+        twin._waiting, twin._ids = [own(rows) for rows in self._waiting], list(self._ids)
+        twin._newest = None if self._newest is None else own(self._newest)
+        twin._last = None if self._last is None else own(self._last)
+        return twin
+
+    def open_ended(self) -> "HeadContext":
+        """A twin that has not been told the token after its last row; `go_on` tells it.
+
+        The token that this context was told may not be the one that follows there.
+        """
+        twin = self.twin(itself)
+        if twin._newest is not None:
+            twin._run_waiting()
+            twin._cut(twin._state.base - 1)
+        twin._last = None
+        return twin
+
+    def go_on(self, following: int) -> None:
+        """Tell an open-ended context the token after its last row; before anything else."""
+        if self._newest is not None:
+            self.extend(self._newest, [following])
 
     def draft(self, n_drafts: int) -> ChainDraft:
         """Propose the tokens after the last one of `extend`, each from the one before.

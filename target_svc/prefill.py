@@ -4,7 +4,7 @@ Owns chunk sizes and what is handed out after each. Does not know sessions or so
 leave chunk by chunk, so a drafter's context grows while the prompt still runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -42,12 +42,14 @@ def prefill_steps(
     sampling: Sampling,
     seen: Seen | None = None,
     overlaps: bool = False,
+    settles: Collection[int] = (),
 ) -> Iterator[PrefillStep]:
     """Forward and commit the prompt, one chunk per step; each step evaluates.
 
     Args:
         model: the target.
-        state: of an empty sequence.
+        state: of the first tokens of the prompt, or of none; it is short of the whole. Ends of
+            chunks are multiples of `chunk` wherever it begins, so that shapes agree from then on.
         prompt_ids: all of them.
         chunk: rows per forward.
         taps: None where nobody drafts.
@@ -55,6 +57,7 @@ def prefill_steps(
         seen: the ids of the prompt, where the sampling counts tokens.
         overlaps: a chunk is built while the one before it runs, so steps come one chunk later; for
             devices where handing over does not block.
+        settles: ends of chunks at whose step the state holds that much and no more.
 
     Raises:
         BadRequest: the prompt is empty or an id is outside the vocabulary; nothing changed.
@@ -64,17 +67,25 @@ def prefill_steps(
     if not prompt_ids:
         raise BadRequest("prompt has 0 tokens; it needs at least 1")
     running: _Chunk | None = None
-    for start in range(0, len(prompt_ids), chunk):
-        read_ahead(model, prompt_ids[start : start + 2 * chunk], state, skip=chunk)
-        submitted = _submit(model, state, prompt_ids, start, chunk, taps)
+    for start, end in _spans(state.base, len(prompt_ids), chunk):
+        read_ahead(model, prompt_ids[start : end + chunk], state, skip=end - start)
+        submitted = _submit(model, state, prompt_ids, start, end, taps)
         if running is not None:
             yield running.step(sampling, seen)
         running = submitted
-        if not overlaps:
+        if not overlaps or end in settles:
             yield running.step(sampling, seen)
             running = None
     if running is not None:
         yield running.step(sampling, seen)
+
+
+def _spans(start: int, total: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """First token and end of each chunk."""
+    while start < total:
+        end = min(total, (start // chunk + 1) * chunk)
+        yield start, end
+        start = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +120,19 @@ def _submit(
     state: SequenceState,
     prompt_ids: Sequence[int],
     start: int,
-    chunk: int,
+    end: int,
     taps: Collects | None,
 ) -> _Chunk:
     """Forward and commit one chunk; the device has it when this returns."""
-    ids = prompt_ids[start : start + chunk]
+    ids = prompt_ids[start:end]
     tap = None if taps is None else taps.collector()
     hidden = run_rows(model, ids, state, tap=tap)
     features = None if tap is None else tap.features()
     commit(state, len(ids))
-    done, total = start + len(ids), len(prompt_ids)
-    result = hidden if done < total else model.logits(hidden[-1:])
+    total = len(prompt_ids)
+    result = hidden if end < total else model.logits(hidden[-1:])
     mx.async_eval(result, *([] if features is None else [features]), *state.arrays())
-    return _Chunk(start, done, total, result, features)
+    return _Chunk(start, end, total, result, features)
 
 
 def check_fits(prompt_ids: Sequence[int], context_len: int) -> None:

@@ -8,7 +8,7 @@ anchor, at position `base`, is committed but not forwarded. Only the anchor and 
 ever committed to state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from target_svc.distribution import Sampling, counts_tokens
 from target_svc.models.family import Model, read_ahead
 from target_svc.mtp import CHAIN, ChainDraft, HeadTaps
 from target_svc.prefill import PrefillStep, check_fits, check_ids, prefill_steps
+from target_svc.prefix_cache import Context, PrefixCache, Share, kept_after
 from target_svc.rules import Source
 from target_svc.seen import Seen
 from target_svc.taps import FeatureStore, Taps
@@ -34,6 +35,7 @@ class Host(Protocol):
     card: EngineCard
     plan: VerifyPlan
     prefill_chunk: int
+    prefixes: PrefixCache
 
     @property
     def most_rows(self) -> int:
@@ -51,9 +53,16 @@ class Session:
     Attributes:
         base: absolute position of the anchor; the prompt starts at 0.
         anchor_id: last committed token, not yet forwarded; valid after prefill.
+        n_cached: tokens of the prompt that needed no forward; valid after the first step.
     """
 
-    def __init__(self, host: Host, sampling: Sampling, taps: Taps | HeadTaps | None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        sampling: Sampling,
+        taps: Taps | HeadTaps | None,
+        owner: str | None = None,
+    ) -> None:
         self._host = host
         self._sampling = sampling
         self._taps = taps
@@ -64,9 +73,12 @@ class Session:
         self._last_rows, self._streak = 1, host.plan.steady  # as if plain rounds had run
         self._ids: list[int] = []  # committed, the anchor last
         self._seen: Seen | None = None  # only where the sampling counts tokens
+        self._share = Share(host.prefixes, owner, type(taps).__name__)
+        self._is_sound = True  # no round has failed since the state was made
         self._is_closed = False
         self._is_prefilled = False
         self.anchor_id = -1
+        self.n_cached = 0
 
     @property
     def base(self) -> int:
@@ -90,7 +102,12 @@ class Session:
         if counts_tokens(self._sampling):
             n_prompt = len(prompt_ids) - n_replayed
             self._seen = Seen(prompt_ids[:n_prompt], prompt_ids[n_prompt:])
-        for step in self._run_prompt(prompt_ids, self._taps):
+        found = self._share.find(prompt_ids)
+        if found is not None:
+            self._state, self._store, self._head = found.state, found.store, found.head
+            self.n_cached = self.base
+        kept = kept_after(self.base, len(prompt_ids), self._host.prefill_chunk)
+        for step in self._run_prompt(prompt_ids, self._taps, kept):
             after = [] if step.anchor_id is None else [step.anchor_id]
             self._remember(step.features, [*prompt_ids[step.first_pos + 1 : step.done + 1], *after])
             if step.anchor_id is not None:
@@ -98,21 +115,27 @@ class Session:
                 self._ids = [*prompt_ids, step.anchor_id]
                 self._count([step.anchor_id])
                 self._is_prefilled = True
+            if step.done in kept or self._is_prefilled:
+                self._keep(prompt_ids[: step.done])
             yield step
 
     def rebuild(self) -> Iterator[PrefillStep]:
         """Make the state again from the committed ids, one chunk per `next`.
 
         For a round that could not be rolled back. The anchor stays, and so do stored features;
-        those of the steps are of positions that were handed out before.
+        those of the steps are of positions that were handed out before. Prefixes of these ids are
+        dropped and the whole is kept anew: the state that failed may have come of one.
 
         Raises:
             EngineError: the session has no anchor or is closed.
         """
         self._check_open(prefilled=True)
         self._standing = None
+        self._share.forget(self._ids)
         self._state = self._host.model.new_state()
         yield from self._run_prompt(self._ids[:-1], None)
+        self._is_sound = True
+        self._keep_all()
 
     def can_prepare(self, rows: int | None = None) -> bool:
         """Whether no graph stands ready for a verify that may come, and its rows can be told."""
@@ -174,6 +197,7 @@ class Session:
         drafts = list(draft_ids[: rows - 1])
         check_ids(drafts, self._host.card.vocab_size, "draft")
         build = self._take_build(len(drafts) + 1)
+        self._is_sound = False
         verdict = run_round(
             self._host.model,
             self._state,
@@ -185,6 +209,7 @@ class Session:
             seen=self._seen,
             build=build,
         )
+        self._is_sound = True
         self._standing = verdict.ahead
         self._remember(verdict.features, verdict.ids)
         self._ids.extend(verdict.ids)
@@ -212,7 +237,8 @@ class Session:
         return self._head.draft(min(n_drafts, CHAIN))
 
     def close(self) -> None:
-        """Free the state; the session can do nothing more."""
+        """Free the state, after leaving it for who continues; the session can do nothing more."""
+        self._keep_all()
         self._is_closed = True
         self._standing = None
         self._state = self._host.model.new_state()
@@ -220,7 +246,7 @@ class Session:
         self._head = None
 
     def _run_prompt(
-        self, ids: Sequence[int], taps: Taps | HeadTaps | None
+        self, ids: Sequence[int], taps: Taps | HeadTaps | None, settles: Collection[int] = ()
     ) -> Iterator[PrefillStep]:
         host = self._host
         return prefill_steps(
@@ -232,7 +258,19 @@ class Session:
             sampling=self._sampling,
             seen=self._seen,
             overlaps=host.plan.overlaps,
+            settles=settles,
         )
+
+    def _keep(self, ids: Sequence[int]) -> None:
+        """Leave the state, which holds exactly `ids`, for those who begin with them."""
+        self._share.keep(ids, Context(self._state, self._store, self._head))
+
+    def _keep_all(self) -> None:
+        """`_keep` what the state holds, where no round has failed on it."""
+        if self._is_sound and self._is_prefilled and self.base == len(self._ids) - 1:
+            if self._standing is not None:
+                self._standing.abandon()
+            self._keep(self._ids[:-1])
 
     def _take_build(self, rows: int) -> Build | None:
         """The standing build if it fits the round; else it is abandoned."""

@@ -19,6 +19,7 @@ from common.checkpoint.network import index_published, read_network
 from common.errors import ModelMismatch
 from target_svc.models.blocks.norms import RmsNorm
 from target_svc.models.family import CONTRACTIONS, Model, arrays_in
+from target_svc.models.state import Own
 
 FC: Final = "fc.weight"
 NORM: Final = "hidden_norm.weight"
@@ -198,6 +199,20 @@ class FeatureStore:
             self._first += self._pieces.pop(0).shape[0]
             if not self._pieces:
                 break
+
+    def twin(self, own: Own) -> "FeatureStore":
+        """Another store of the rows a drafter may still need; neither changes the other.
+
+        Args:
+            own: gives the array that the twin holds for the rows of this one.
+        """
+        twin = FeatureStore(self._window)
+        twin._first = twin._end = self._end
+        kept = self.rows_from(0)
+        if kept is not None:
+            twin._first, rows = kept
+            twin._pieces = [own(rows)]
+        return twin
 
     def rows_from(self, from_pos: int) -> tuple[int, mx.array] | None:
         """First position and rows from `from_pos`, or from the oldest kept; None where none are."""

@@ -6,12 +6,20 @@ rows final. Does not know what pieces hold; they are in `target_svc.models.state
 Invariant: between forwards no piece has captured rows, and all hold the same committed rows.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, runtime_checkable
 
 import mlx.core as mx
 
-from common.errors import RollBackRefused
+from common.errors import EngineError, RollBackRefused
+
+#: Gives the array that a twin holds for one of the piece it is made of: itself, or a copy.
+Own = Callable[[mx.array], mx.array]
+
+
+def itself(array: mx.array) -> mx.array:
+    """The `Own` of twins that share arrays, as values."""
+    return array
 
 
 class Rollable(Protocol):
@@ -26,6 +34,13 @@ class Rollable(Protocol):
 
     def roll_back(self, keep: int) -> None:
         """Make the first `keep` captured rows final and forget the rest."""
+
+    def twin(self, own: Own) -> Self:
+        """Another piece with the committed rows of this one; neither ever changes the other.
+
+        Args:
+            own: called once for every array of committed rows, and for nothing beyond them.
+        """
 
 
 @runtime_checkable
@@ -63,6 +78,21 @@ class SequenceState:
         """Call before rows are handed to the device: else MLX copies every buffer they extend."""
         for piece in self._buffered:
             piece.let_go()
+
+    def twin(self, own: Own) -> "SequenceState":
+        """Another state with the committed rows of this one; see `Rollable.twin`.
+
+        Raises:
+            EngineError: a forward is captured; commit or abandon it first.
+        """
+        if self.captured:
+            raise EngineError(
+                f"{self.captured} rows are captured at position {self.base}; a twin is made "
+                "between forwards"
+            )
+        twin = SequenceState({name: piece.twin(own) for name, piece in self.pieces.items()})
+        twin.base = self.base
+        return twin
 
     def arrays(self) -> list[mx.array]:
         """Arrays that a forward changed although no result may read them; evaluate them too."""

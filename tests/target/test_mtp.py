@@ -6,6 +6,7 @@ sparse selection is at work in trunk and head.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +15,15 @@ from support.target_cases import arrays_of
 from support.tiny import make_tokenizer, write_safetensors
 
 from common.errors import EngineError, ModelMismatch
+from common.wire.messages import Sampling
 from target_svc.models.family import run_rows
 from target_svc.models.qwen4_exp import load
 from target_svc.models.qwen4_mtp import has_head, load_head
 from target_svc.mtp import CHAIN, HeadContext, HeadTaps
+from target_svc.prefix_cache import PrefixCache
 from target_svc.rollback import commit
+from target_svc.session import Session
+from target_svc.verify import VerifyPlan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mtp.npz"
 ANCHORS = (1, 7, 30, 41, 58)
@@ -130,3 +135,41 @@ def test_a_head_with_a_tensor_missing_is_refused(model, golden, tmp_path):
     (tmp_path / "config.json").write_text(str(golden["config"]))
     with pytest.raises(ModelMismatch, match=r"1 missing: mtp\.fc_hidden\.weight"):
         load_head(tmp_path, model)
+
+
+def drafts_after(host, ids, owner, rounds):
+    """Drafts and replies of rounds that the head drafts, and how much needed no forward."""
+    session = Session(host, Sampling(), host.taps, owner)
+    list(session.prefill(ids))
+    drafts, reply = [], [session.anchor_id]
+    for _ in range(rounds):
+        drafts.append(session.draft(CHAIN).ids)
+        reply.extend(session.verify(drafts[-1], CHAIN + 1).ids)
+    session.close()
+    return drafts, reply, session.n_cached
+
+
+def test_the_head_drafts_the_same_after_a_kept_prefix(model, head, golden):
+    """A head without the prompt's rows, or with a row that was told another token."""
+    host = SimpleNamespace(
+        model=model,
+        card=SimpleNamespace(context_len=400, vocab_size=model.facts.vocab_size),
+        plan=VerifyPlan(),
+        prefill_chunk=16,
+        most_rows=CHAIN + 1,
+        prefixes=PrefixCache(1 << 24),
+        fits=None,
+        taps=HeadTaps(head, model.facts.n_layers, model.args.stream_width),
+    )
+    ids = golden["ids"].tolist()
+    _, reply, n_cached = drafts_after(host, ids[:39], "", 4)
+    assert n_cached == 0
+    for prompt, known in (
+        ([*ids[:39], *ids[39:60]], 39),  # not the token that the first session chose there
+        ([*ids[:39], *reply, *ids[39:50]], 39 + len(reply) - 1),
+        (ids[:39], 32),
+    ):
+        warm, cold = drafts_after(host, prompt, "", 6), drafts_after(host, prompt, None, 6)
+        assert warm[:2] == cold[:2]
+        assert (warm[2], cold[2]) == (known, 0)
+    assert ids[39] != reply[0]

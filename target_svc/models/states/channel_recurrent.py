@@ -5,13 +5,14 @@ whole until `roll_back`. A round holds, besides the states, 4 (2 Dk + Dv) bytes 
 layer; the states after it are one product that is run with the next forward.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from common.errors import RollBackRefused
-from target_svc.models.state import refuse_unless
+from target_svc.models.state import Own, refuse_unless
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,13 @@ class ChannelRows:
         elif keep:
             self._become(self._replay(keep))
         self._forget()
+
+    def twin(self, own: Own) -> "ChannelRows":
+        """See `Rollable`."""
+        twin = copy.copy(self)
+        twin._become(own(self.states))
+        twin._forget()
+        return twin
 
     def _replay(self, keep: int) -> mx.array:
         states, left = self.states, keep

@@ -5,12 +5,13 @@ pools whose rows are all committed; raw rows are kept only for the pool that is 
 must be pooled in the forward that fills it.
 """
 
+import copy
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from common.errors import RollBackRefused
-from target_svc.models.state import refuse_unless
+from target_svc.models.state import Own, refuse_unless
 from target_svc.models.states.rows import GrowingRows
 
 
@@ -78,3 +79,9 @@ class GatedPools:
             self.open = self._seen[full * self._pool : end]
         self._keys.roll_back(full)
         self._seen = None
+
+    def twin(self, own: Own) -> "GatedPools":
+        """See `Rollable`."""
+        twin = copy.copy(self)
+        twin.open, twin._keys, twin._seen = own(self.open), self._keys.twin(own), None
+        return twin

@@ -3,11 +3,12 @@
 Host integers only. Does not know what is looked up by them.
 """
 
+import copy
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from target_svc.models.state import refuse_unless
+from target_svc.models.state import Own, refuse_unless
 
 
 class TokenHistory:
@@ -36,3 +37,9 @@ class TokenHistory:
         seen = self.ids + self._captured[:keep]
         self.ids = seen[len(seen) - len(self.ids) :]
         self._captured = ()
+
+    def twin(self, own: Own) -> "TokenHistory":
+        """See `Rollable`."""
+        twin = copy.copy(self)
+        twin._captured = ()
+        return twin

@@ -4,10 +4,12 @@ Does not know how keys are pooled or scored. Invariant: a pooled key is stored o
 rows are all stored.
 """
 
+import copy
 from collections.abc import Sequence
 
 import mlx.core as mx
 
+from target_svc.models.state import Own
 from target_svc.models.states.rows import GrowingRows
 
 
@@ -60,3 +62,9 @@ class PooledKeys:
         self.raw.roll_back(keep)
         complete = self.raw.length // self._ratio - self._pooled.length
         self._pooled.roll_back(min(self._pooled.captured, complete) if keep else 0)
+
+    def twin(self, own: Own) -> "PooledKeys":
+        """See `Rollable`."""
+        twin = copy.copy(self)
+        twin.raw, twin._pooled = self.raw.twin(own), self._pooled.twin(own)
+        return twin

@@ -11,6 +11,7 @@ states after those of the round before (as much again) and, per row and layer, o
 Invariant: the states before a forward, and the rows they wait for, stay whole until `roll_back`.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +19,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from common.errors import RollBackRefused
-from target_svc.models.state import refuse_unless
+from target_svc.models.state import Own, refuse_unless
 
 
 class Replayable(Protocol):
@@ -130,6 +131,14 @@ class RecurrentRows:
         elif keep:
             self._become(self._side_by_side().after(keep, self.states))
         self._forget()
+
+    def twin(self, own: Own) -> "RecurrentRows":
+        """See `Rollable`; what waits is folded in at the twin, and still waits here."""
+        twin = copy.copy(self)
+        twin._forget()
+        twin.settle()
+        twin._become(own(twin.states))
+        return twin
 
     def _captured(self, layer: int) -> int:
         if layer in self._settled:

@@ -5,12 +5,13 @@ copied. A forward's rows stand in a buffer of their own name until it is submitt
 abandoned build leaves nothing behind; then the old name is let go, so that MLX writes in place.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
 
-from target_svc.models.state import refuse_unless
+from target_svc.models.state import Own, refuse_unless
 
 GROWTH_ROWS: Final = 256  # buffers grow by this many rows
 
@@ -48,6 +49,12 @@ class RowWindow:
         if keep and self._padded is not None:  # a view at 0 would hold on to an abandoned graph
             self.window = self._padded[keep : keep + self._rows]
         self._padded = None
+
+    def twin(self, own: Own) -> "RowWindow":
+        """See `Rollable`."""
+        twin = copy.copy(self)
+        twin.window, twin._padded = own(self.window), None
+        return twin
 
 
 class GrowingRows:
@@ -115,6 +122,12 @@ class GrowingRows:
     def cut(self, length: int) -> None:
         """Forget committed rows from `length` on."""
         self.length = min(self.length, length)
+
+    def twin(self, own: Own) -> "GrowingRows":
+        """See `Rollable`: a buffer without room, so that its first append makes another one."""
+        twin = copy.copy(self)
+        twin._rows, twin._built, twin.captured = own(self.committed), None, 0
+        return twin
 
     def _with_room(self, length: int) -> mx.array:
         have = self._rows.shape[-2]
