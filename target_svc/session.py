@@ -123,8 +123,7 @@ class Session:
         """Make the state again from the committed ids, one chunk per `next`.
 
         For a round that could not be rolled back. The anchor stays, and so do stored features;
-        those of the steps are of positions that were handed out before. Prefixes of these ids are
-        dropped and the whole is kept anew: the state that failed may have come of one.
+        those of the steps were handed out before. Kept prefixes of these ids are dropped.
 
         Raises:
             EngineError: the session has no anchor or is closed.
@@ -267,9 +266,9 @@ class Session:
 
     def _keep_all(self) -> None:
         """`_keep` what the state holds, where no round has failed on it."""
+        if self._standing is not None:
+            self._standing.abandon()
         if self._is_sound and self._is_prefilled and self.base == len(self._ids) - 1:
-            if self._standing is not None:
-                self._standing.abandon()
             self._keep(self._ids[:-1])
 
     def _take_build(self, rows: int) -> Build | None:

@@ -15,7 +15,6 @@ from common.errors import (
     ModelMismatch,
     NotFinite,
     TooLong,
-    Unsupported,
 )
 from common.wire.messages import Sampling
 from target_svc.load import EngineOptions, load_engine
@@ -225,10 +224,8 @@ def test_impossible_prompts_are_refused(engine, prompt, error, words):
         next(engine.open(GREEDY, taps=False).prefill(prompt))
 
 
-def test_what_is_not_implemented_is_refused(engine, folders):
+def test_taps_without_a_drafter_are_refused(folders):
     """A parameter taken and ignored."""
-    with pytest.raises(Unsupported, match="acceptance 'typical'"):
-        engine.open(Sampling(temperature=0.7, acceptance="typical"), taps=False)
     bare = load_engine(folders["main"], None, EngineOptions())
     with pytest.raises(BadRequest, match="no drafter"):
         bare.open(GREEDY, taps=True)
