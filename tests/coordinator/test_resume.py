@@ -319,6 +319,37 @@ def test_resumed_reader_gets_what_it_missed_by_its_window():
     assert second.replies["a"] == plain_reply(PROMPT, N)[0]
 
 
+@pytest.mark.parametrize("claim", ["", "c-1"])
+def test_reader_without_a_window_at_the_links_mark_counts_as_lost(claim, monkeypatch):
+    """Nothing is kept for a peer that takes nothing, but the reply of a claim."""
+    world, first = world_of()
+    other = world.client("other")
+    world.settle()
+    send, n_taken = world.mesh.send, 12
+
+    def send_up_to_the_mark(sender, receiver, message):
+        nonlocal n_taken
+        n_taken -= receiver == "first"
+        return send(sender, receiver, message) if n_taken >= 0 or receiver != "first" else False
+
+    monkeypatch.setattr(world.mesh, "send", send_up_to_the_mark)
+    first.submit("a", PROMPT, N, claim=claim)
+    other.submit("o", PROMPT, N)
+    world.mesh.run(lambda: "o" in other.ends)
+    assert other.replies["o"] == plain_reply(PROMPT, N)[0]
+    assert 0 < len(first.replies["a"]) < N
+    world.settle(5.0)
+    assert world.is_idle()
+    world.clients.pop("first")
+    second = world.client("second")
+    second.submit("a", PROMPT, N, claim=claim or "c-1", have=first.replies["a"], window=32)
+    world.finish()
+    if claim:
+        assert second.replies["a"] == plain_reply(PROMPT, N)[0]
+    else:
+        assert second.ends["a"].code == "unknown_claim"
+
+
 def test_pause_ends_when_the_reader_goes_and_the_request_runs_to_its_end():
     """Within the grace the reply is made, so that a late resume gets it whole."""
     world, first = world_of()
