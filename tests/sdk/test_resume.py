@@ -9,6 +9,7 @@ from support.cutter import Cutter
 from support.scripted_coordinator import ScriptedCoordinator, reply
 
 from common.errors import BadRequest, Cancelled, PeerLost, UnknownClaim
+from common.net.auth import new_keys
 from common.sdk import AsyncClient, Client, TokenEvent
 from common.sdk.claim import TELL_AFTER, WINDOW, Claim
 from common.wire.messages import Done, Failed, Read, Sampling, Submit, Tokens
@@ -98,6 +99,25 @@ def test_stream_goes_on_at_its_index_on_another_connection(line, kind):
     assert first.claim == second.claim != ""
     assert 0 < second.deadline_ms <= first.deadline_ms == 20_000
     assert second.sampling == first.sampling  # the drawn seed too
+
+
+def test_stream_goes_on_over_tcp_with_the_same_key(tmp_path, kind, monkeypatch):
+    """The line that really breaks is the one between two machines."""
+    keys = tmp_path / "keys"
+    server = new_keys(keys, "coordinator", "coordinator")
+    new_keys(keys, "client", "client")
+    monkeypatch.setenv("DFLASH_KEYS_DIR", str(keys))
+    monkeypatch.setenv("DFLASH_RUN_RUN_DIR", str(tmp_path))
+    gate = threading.Event()
+    coordinator = ScriptedCoordinator("tcp://127.0.0.1:*", stop_after(7, gate=gate), keys=server)
+    with coordinator:
+        port = int(coordinator.address.rpartition(":")[2])
+        with Cutter(None, port) as cutter:
+            ids, n_resumed = kind.run(cutter.address, 7, lambda _: cutter.cut())
+            n_cut = cutter.n_cut
+        gate.set()
+    assert (tuple(ids), n_resumed, n_cut) == (IDS, 1, 1)
+    assert [submit.from_index for submit in coordinator.submits] == [0, 7]
 
 
 def test_an_outage_shorter_than_the_limit_is_sat_out(line, kind):

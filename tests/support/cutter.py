@@ -1,4 +1,4 @@
-"""A unix socket in front of another one, whose connections a test can cut.
+"""A socket in front of another one, whose connections a test can cut.
 
 It passes bytes on; `cut` breaks every connection, `shut` refuses new ones until `open`.
 """
@@ -9,7 +9,12 @@ import threading
 
 
 class Cutter:
-    """Between a client and a coordinator, each on a socket file."""
+    """Between a client and a coordinator: both on a socket file, or both on a port of this host.
+
+    Args:
+        path: where it listens; None: on a free port.
+        upstream: the coordinator's socket file, or its port.
+    """
 
     def __init__(self, path, upstream):
         self.path, self.upstream = path, upstream
@@ -30,10 +35,14 @@ class Cutter:
 
     def open(self):
         """Let connections through."""
-        self.path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
-        self._listener.listen()
+        if self.path is None:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        else:
+            self.path.unlink(missing_ok=True)
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(str(self.path))
+            self._listener.listen()
         self._start(self._accept, self._listener)
 
     def shut(self):
@@ -65,17 +74,26 @@ class Cutter:
                 near, _ = listener.accept()
             except OSError:
                 return
-            far = socket.socket(socket.AF_UNIX)
             try:
-                far.connect(str(self.upstream))
+                far = self._dial()
             except OSError:
                 near.close()
-                far.close()
                 continue
             with self._lock:
                 self._pairs.append((near, far))
             self._start(self._pass_on, near, far)
             self._start(self._pass_on, far, near)
+
+    def _dial(self):
+        if self.path is None:
+            return socket.create_connection(("127.0.0.1", self.upstream))
+        far = socket.socket(socket.AF_UNIX)
+        try:
+            far.connect(str(self.upstream))
+        except OSError:
+            far.close()
+            raise
+        return far
 
     def _pass_on(self, source, sink):
         with contextlib.suppress(OSError):

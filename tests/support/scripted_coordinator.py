@@ -38,8 +38,9 @@ def reply(submit, *groups, tail="", stats="{}"):
 
 
 class ScriptedCoordinator:
-    def __init__(self, address, answer, status=None, welcome=None):
-        self.address = address
+    def __init__(self, address, answer, status=None, welcome=None, keys=None):
+        self.address = address  # of tcp: with its real port once it is entered
+        self.keys = keys
         self.answer = answer
         self.status = status or {"workers": [], "requests": {"running": 0, "queued": 0}}
         self.welcome = welcome or Welcome(nonce="n1", heartbeat_ms=500)
@@ -65,7 +66,7 @@ class ScriptedCoordinator:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         router = AsyncRouter()
-        router.bind(self.address)
+        self.address = router.bind(self.address, self.keys)
         self._ready.set()
         reader = asyncio.create_task(self._read(router))
         await self._stop.wait()
