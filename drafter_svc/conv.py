@@ -1,4 +1,4 @@
-"""Grouped dynamic causal convolution over the rows of one draft block (DFlash2).
+"""Grouped dynamic causal convolution over the rows of draft blocks (DFlash2).
 
 Owns the coefficients and how rows are mixed. Does not know attention or the MLP: it is put before
 and after either. Invariant: an output row reads its own block only, itself and earlier rows; rows
@@ -8,6 +8,7 @@ Source: speculators `models/dflash2`; z-lab/dflash `GroupedDynamicCausalConv`.
 """
 
 import mlx.core as mx
+import numpy as np
 
 from drafter_svc.kernels import Array, Kernels
 
@@ -34,20 +35,30 @@ class BlockConv:
         newest_first = kernel_projection.reshape(2, k, self._groups, H)
         self._projection = kernels.kept(newest_first[:, ::-1].reshape(-1, H).T)
         self._base = kernels.kept(base_kernel[:, ::-1].reshape(2 * k, self._groups, group))
-        self._mixed = kernels.mixed
+        self._kernels = kernels
 
-    def prepare(self, rows: Array) -> tuple[Array, Array]:
-        """Mix a sublayer's normed input; float [B, H].
+    def prepare(self, rows: Array, n_blocks: int = 1) -> tuple[Array, Array]:
+        """Mix a sublayer's normed input; float [n_blocks * B, H], blocks one after the other.
 
         Returns:
-            The mixed rows [B, H], and the output side's coefficients for `finish`, which depend
+            The mixed rows, and the output side's coefficients for `finish`, which depend
             on this input.
         """
         k = self._taps
         dynamic = (rows @ self._projection).reshape(rows.shape[0], 2 * k, self._groups, 1)
         coefficients = dynamic + self._base
-        return self._mixed(rows, coefficients[:, :k]), coefficients[:, k:]
+        if n_blocks > 1:
+            coefficients = coefficients * self._within(rows.shape[0] // n_blocks, n_blocks)
+        return self._kernels.mixed(rows, coefficients[:, :k]), coefficients[:, k:]
 
     def finish(self, rows: Array, coefficients: Array) -> Array:
-        """Mix the sublayer's output [B, H] with what `prepare` returned."""
-        return self._mixed(rows, coefficients)
+        """Mix the sublayer's output, shaped as the input, with what `prepare` returned."""
+        return self._kernels.mixed(rows, coefficients)
+
+    def _within(self, B: int, n_blocks: int) -> Array:
+        """[n_blocks * B, 2 * k, 1, 1]: 0 where a tap would read a row of the block before."""
+        k = self._taps
+        back = np.arange(k - 1, -1, -1)  # rows back of each tap, oldest first
+        keep = (np.arange(B)[:, None] >= back).astype(np.float32)
+        whole = np.tile(np.concatenate([keep, keep], axis=1), (n_blocks, 1))
+        return self._kernels.kept(mx.array(whole.reshape(-1, 2 * k, 1, 1)))

@@ -6,21 +6,26 @@ features of committed positions. Not thread-safe: one compute thread calls it.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import EngineError, NotFinite
+from common.errors import DFlashError, EngineError, NotFinite
 from common.wire.messages import ModelCard
+from drafter_svc import host
 from drafter_svc.context import Context
 from drafter_svc.draws import Drawing
 from drafter_svc.load import Loaded, load
 from drafter_svc.model import DFlashModel
 from drafter_svc.selector import CandidateSelector, DraftPath
+
+TOGETHER_ON_CPU: Final = 4
+TOGETHER_ON_GPU: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +40,30 @@ class DraftBlock:
     eval_ms: float  # waiting for the device, reading, choosing
 
 
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One session that wants a block; arguments of `Drafter.draft`."""
+
+    context: Context
+    anchor_id: int
+    n_drafts: int
+    drawing: Drawing | None = None
+
+
 class Drafter:
-    """One loaded drafter; serves any number of sessions, one call at a time."""
+    """One loaded drafter; serves any number of sessions, one call at a time.
+
+    Attributes:
+        most_together: blocks that are worth one forward: on a CPU the products of more rows take
+            as much longer, on a device the launches are what takes time.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self.card: ModelCard = loaded.card
         self.mask_id: int = loaded.config.mask_id
         self.prior = loaded.config.prior
         self._model: DFlashModel = loaded.model
+        self.most_together = TOGETHER_ON_CPU if loaded.model.kernels is host else TOGETHER_ON_GPU
         self._selector: CandidateSelector | None = loaded.model.selector
 
     @property
@@ -113,24 +134,62 @@ class Drafter:
             EngineError: an argument is out of range.
             NotFinite: the network gave NaN or infinity.
         """
-        self._check(context, anchor_id, n_drafts)
-        started, kernels = time.perf_counter(), self._model.kernels
-        hidden = self._model.hidden(anchor_id, context)
+        (block,) = self.draft_all([DraftJob(context, anchor_id, n_drafts, drawing)])
+        if isinstance(block, DFlashError):
+            raise block
+        return block
+
+    def draft_all(self, jobs: Sequence["DraftJob"]) -> "list[DraftBlock | DFlashError]":
+        """Draft for several sessions in one forward; what each gets is what it gets alone.
+
+        Ids are the same; confidences may differ by rounding, since products of other row counts
+        round differently. A fault of one job is returned in its place and spares the others.
+        """
+        results: dict[int, DraftBlock | DFlashError] = {}
+        for index, job in enumerate(jobs):
+            try:
+                self._check(job.context, job.anchor_id, job.n_drafts)
+            except EngineError as fault:
+                results[index] = fault
+        sound = [index for index in range(len(jobs)) if index not in results]
+        for index, block in zip(sound, self._together([jobs[i] for i in sound]), strict=True):
+            results[index] = block
+        return [results[index] for index in range(len(jobs))]
+
+    def _together(self, jobs: "list[DraftJob]") -> "list[DraftBlock | DFlashError]":
+        if not jobs:
+            return []
+        started, n_slots = time.perf_counter(), self.n_drafts
+        hidden = self._model.hidden_of(
+            [job.anchor_id for job in jobs], [job.context for job in jobs]
+        )
         logits = self._model.logits(hidden)
-        built = time.perf_counter()
+        build_ms = (time.perf_counter() - started) * 1e3 / len(jobs)
+        blocks: list[DraftBlock | DFlashError] = []
+        for place, job in enumerate(jobs):
+            mine = slice(place * n_slots, (place + 1) * n_slots)
+            try:
+                blocks.append(self._chosen(job, hidden[mine], logits[mine], build_ms))
+            except NotFinite as fault:
+                blocks.append(fault)
+        if len(jobs) > 1 and any(isinstance(block, NotFinite) for block in blocks):
+            return [self._together([job])[0] for job in jobs]  # one job's NaN may be in all
+        return blocks
+
+    def _chosen(self, job: "DraftJob", hidden: Any, logits: Any, build_ms: float) -> DraftBlock:
+        built, kernels = time.perf_counter(), self._model.kernels
         if self._selector:
-            path = self._selector.path(hidden, logits, anchor_id, drawing)
+            path = self._selector.path(hidden, logits, job.anchor_id, job.drawing)
         else:
             path = _plain_path(*kernels.finished(*kernels.best_ids(logits)))
-        done = time.perf_counter()
-        n_named = len(path.q_ids) // len(path.draft_ids) * n_drafts
+        n_named = len(path.q_ids) // len(path.draft_ids) * job.n_drafts
         return DraftBlock(
-            path.draft_ids[:n_drafts],
-            path.confidences[:n_drafts],
+            path.draft_ids[: job.n_drafts],
+            path.confidences[: job.n_drafts],
             path.q_ids[:n_named],
             path.q_probs[:n_named],
-            build_ms=(built - started) * 1e3,
-            eval_ms=(done - built) * 1e3,
+            build_ms=build_ms,
+            eval_ms=(time.perf_counter() - built) * 1e3,
         )
 
     def warm_up(self) -> None:

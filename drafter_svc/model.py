@@ -11,10 +11,11 @@ is asked of `kernels`, so one network serves the host and the devices.
 Source: DFlash, arXiv 2602.06036; z-lab/dflash `model.py`; speculators `models/dflash2`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.context import Context, ContextStore, mask_of
@@ -35,8 +36,11 @@ class ContextView:
     mask: Array  # of `kernels.mask`, added to the scores
 
 
+Views = Sequence[ContextView]  # one per block
+
+
 class Attention:
-    """Attention of block rows over the context and the block itself."""
+    """Attention of block rows, each block over its own context and itself."""
 
     def __init__(
         self, config: DrafterConfig, tensors: Tensors, prefix: str, kernels: Kernels
@@ -56,23 +60,33 @@ class Attention:
         ]
         self._norms = kernels.kept(mx.concatenate(norms))
 
-    def __call__(self, rows: Array, view: ContextView, rotation: Array) -> Array:
-        """Attend; rows [B, H] and the result [B, H], rotation of the block's positions."""
-        config, B = self._config, rows.shape[0]
-        n_heads, n_turned = config.n_heads, config.n_heads + config.n_kv_heads
-        heads = (rows @ self._qkv).reshape(B, -1, config.head_dim)
+    def __call__(self, rows: Array, views: Views, rotation: Array) -> Array:
+        """Attend; rows [n * B, H] of n blocks and the result, rotation of their positions."""
+        config, n_rows = self._config, rows.shape[0]
+        n_turned, B = config.n_heads + config.n_kv_heads, n_rows // len(views)
+        heads = (rows @ self._qkv).reshape(n_rows, -1, config.head_dim)
         turned = self._kernels.turned(
             heads[:, :n_turned], self._norms, config.rms_norm_eps, rotation
-        ).swapaxes(0, 1)
+        )
+        mixed = [
+            self._block(turned[at : at + B], heads[at : at + B, n_turned:], view)
+            for at, view in zip(range(0, n_rows, B), views, strict=True)
+        ]
+        joined = mixed[0] if len(mixed) == 1 else self._kernels.joined(mixed, 0)
+        return joined @ self._out
+
+    def _block(self, turned: Array, values: Array, view: ContextView) -> Array:
+        """One block: turned queries and keys [B, heads, hd], values [B, kv, hd]; to [B, H']."""
+        config, B, n_heads = self._config, turned.shape[0], self._config.n_heads
+        by_head = turned.swapaxes(0, 1)
         mixed = self._kernels.attended(
-            turned[:n_heads].reshape(config.n_kv_heads, -1, config.head_dim),
-            turned[n_heads:],
-            heads[:, n_turned:].swapaxes(0, 1),
+            by_head[:n_heads].reshape(config.n_kv_heads, -1, config.head_dim),
+            by_head[n_heads:],
+            values.swapaxes(0, 1),
             (view.keys, view.values),
             view.mask,
         )
-        mixed = mixed.reshape(n_heads, B, config.head_dim).swapaxes(0, 1)
-        return mixed.reshape(B, -1) @ self._out
+        return mixed.reshape(n_heads, B, config.head_dim).swapaxes(0, 1).reshape(B, -1)
 
 
 class MLP:
@@ -103,19 +117,19 @@ class Layer:
         self._attention_conv = _conv(config, tensors, f"{prefix}attention_conv.", kernels)
         self._mlp_conv = _conv(config, tensors, f"{prefix}mlp_conv.", kernels)
 
-    def __call__(self, rows: Array, view: ContextView, rotation: Array) -> Array:
-        """Map [B, H] to [B, H]."""
+    def __call__(self, rows: Array, views: Views, rotation: Array) -> Array:
+        """Map the rows [n * B, H] of n blocks, each with its view of its own context."""
         inner = self._normed(rows, self._attention_norm, self._eps)
         if self._attention_conv is None:
-            rows = rows + self._attention(inner, view, rotation)
+            rows = rows + self._attention(inner, views, rotation)
         else:
-            inner, after = self._attention_conv.prepare(inner)
-            inner = self._attention(inner, view, rotation)
+            inner, after = self._attention_conv.prepare(inner, len(views))
+            inner = self._attention(inner, views, rotation)
             rows = rows + self._attention_conv.finish(inner, after)
         inner = self._normed(rows, self._mlp_norm, self._eps)
         if self._mlp_conv is None:
             return rows + self._mlp(inner)
-        inner, after = self._mlp_conv.prepare(inner)
+        inner, after = self._mlp_conv.prepare(inner, len(views))
         return rows + self._mlp_conv.finish(self._mlp(inner), after)
 
 
@@ -210,26 +224,36 @@ class DFlashModel:
         return self._projections[store_index](self.kernels.taken_in(rows, self.dtype), rotation)
 
     def hidden(self, anchor_id: int, context: Context) -> Array:
-        """Run one block.
+        """Run one block: `hidden_of` with one anchor."""
+        return self.hidden_of([anchor_id], [context])
+
+    def hidden_of(self, anchor_ids: Sequence[int], contexts: Sequence[Context]) -> Array:
+        """Run n blocks, each over its own context.
 
         Args:
-            anchor_id: its position is the context's end.
-            context: ends right before the anchor.
+            anchor_ids: the position of each is its context's end.
+            contexts: each ends right before its anchor; they may differ in length.
 
         Returns:
-            [B - 1, H] after the final norm; row k - 1 fills the position k after the anchor.
+            [n * (B - 1), H] after the final norm, block after block; row k - 1 of a block fills the
+            position k after its anchor.
         """
-        config, B = self.config, self.config.block_size
-        rows = self.kernels.looked_up(self._embedding, [anchor_id] + [config.mask_id] * (B - 1))
+        config, B, n = self.config, self.config.block_size, len(contexts)
+        masks = [config.mask_id] * (B - 1)
+        ids = [token for anchor_id in anchor_ids for token in (anchor_id, *masks)]
+        rows = self.kernels.looked_up(self._embedding, ids)
         if config.input_embedding_scale != 1.0:
             rows = rows * config.input_embedding_scale
-        rotation = self.kernels.rotation(self._rope.turns(context.end, B))
-        for layer, view in zip(self._layers, self._views(context), strict=True):
-            rows = layer(rows, view, rotation)
-        return self.kernels.normed(rows[1:], self._norm, config.rms_norm_eps)
+        turns = [self._rope.turns(context.end, B) for context in contexts]
+        rotation = self.kernels.rotation(turns[0] if n == 1 else np.concatenate(turns))
+        by_context = [self._views(context) for context in contexts]
+        for index, layer in enumerate(self._layers):
+            rows = layer(rows, [views[index] for views in by_context], rotation)
+        drafts = rows[1:] if n == 1 else rows.reshape(n, B, -1)[:, 1:].reshape(n * (B - 1), -1)
+        return self.kernels.normed(drafts, self._norm, config.rms_norm_eps)
 
     def logits(self, hidden: Array) -> Array:
-        """Draft logits, float32 [B - 1, V]; multiplier and cap belong before the selector's sum."""
+        """Draft logits, float32 [n, V]; multiplier and cap belong before the selector's sum."""
         config = self.config
         return self.kernels.scores(hidden, self._head, config.output_multiplier, config.softcap)
 

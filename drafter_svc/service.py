@@ -10,7 +10,7 @@ below the end are ignored, a gap asks for the missing rows again.
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ from common.wire.messages import (
     Scalar,
 )
 from drafter_svc.context import Context, ContextGap
-from drafter_svc.drafter import Drafter
+from drafter_svc.drafter import DraftBlock, Drafter, DraftJob
 from drafter_svc.draws import Drawing
 from drafter_svc.frames import rows_of
 
@@ -68,6 +68,7 @@ class DrafterService:
         self._send = send
         self._dial = dial
         self._seats: dict[str, Seat] = {}
+        self._ready: deque[str] = deque()  # sessions whose held Draft may have its context
         self._counters: Counter[str] = Counter(drafts=0)
 
     # ------------------------------------------------------------------ the actor's face
@@ -98,8 +99,9 @@ class DrafterService:
                 self._lose(name, "connection lost")
 
     def work(self, now: float) -> bool:
-        """Nothing runs in the background."""
-        return False
+        """Draft for those whose context is complete, together; True: some are left."""
+        self._draft_ready()
+        return bool(self._ready)
 
     def next_deadline(self) -> float | None:
         """When the earliest held draft gives up, in monotonic seconds."""
@@ -186,22 +188,44 @@ class DrafterService:
             self._try_held(seat)
 
     def _try_held(self, seat: Seat) -> None:
-        order = seat.held
-        if order is None or seat.context.end < order.key.base:
-            return
-        seat.held = None
-        if seat.context.end > order.key.base:
-            self._fail(order.key, "stale")
-            return
+        """Draft with the others that are ready once the messages at hand are taken."""
+        if seat.held is not None and seat.context.end >= seat.held.key.base:
+            self._ready.append(seat.held.key.session)
+
+    def _draft_ready(self) -> None:
+        """One forward for the sessions that are ready, in the order in which they became so."""
+        jobs: dict[str, tuple[Seat, Draft]] = {}
+        while self._ready and len(jobs) < self._drafter.most_together:
+            name = self._ready.popleft()
+            seat = self._seats.get(name)
+            if seat is None or seat.held is None or seat.context.end < seat.held.key.base:
+                continue  # closed, given up or made anew meanwhile
+            order, seat.held = seat.held, None
+            if seat.context.end > order.key.base:
+                self._fail(order.key, "stale")
+            else:
+                jobs[name] = seat, order
+        if jobs:
+            self._draft_together(list(jobs.values()))
+
+    def _draft_together(self, jobs: list[tuple[Seat, Draft]]) -> None:
         start = time.perf_counter()
-        try:
-            named = seat.context, order.key.anchor_id, order.n_drafts
-            block = self._drafter.draft(*named, _drawing_of(order))
-        except DFlashError as fault:
-            logger.warning("session %s: %s", order.key.session, fault)
-            self._fail(order.key, "fault")
-            return
+        blocks = self._drafter.draft_all(
+            [
+                DraftJob(seat.context, order.key.anchor_id, order.n_drafts, _drawing_of(order))
+                for seat, order in jobs
+            ]
+        )
         ms = (time.perf_counter() - start) * 1e3
+        self._counters["drafted_together"] += len(jobs) if len(jobs) > 1 else 0
+        for (seat, order), block in zip(jobs, blocks, strict=True):
+            if isinstance(block, DFlashError):
+                logger.warning("session %s: %s", order.key.session, block)
+                self._fail(order.key, "fault")
+            else:
+                self._hand_over(seat, order, block, ms)
+
+    def _hand_over(self, seat: Seat, order: Draft, block: DraftBlock, ms: float) -> None:
         # The coordinator first: what it decides travels while the block does. Should the block not
         # leave, the target waits for it until its deadline and runs one row.
         self._counters["drafts"] += 1
