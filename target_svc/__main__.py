@@ -63,6 +63,7 @@ def options_of(
         prebuilds=None if target.prebuild == "auto" else target.prebuild != "off",
         overlaps=target.prebuild == "overlap",
         keep_packed=None if target.keep_packed == "auto" else target.keep_packed == "on",
+        prefix_cache_mb=target.prefix_cache_mb,
         source=_asked_source(policy, drafter),
         copies=policy.copies if policy else AUTO,
     )

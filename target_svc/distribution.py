@@ -56,6 +56,12 @@ class Sampling(Protocol):
     def frequency_penalty(self) -> float: ...  # noqa: D102
 
     @property
+    def stop_ids(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def ignore_eos(self) -> bool: ...  # noqa: D102
+
+    @property
     def bias_ids(self) -> tuple[int, ...]: ...  # noqa: D102
 
     @property

@@ -127,7 +127,12 @@ class TargetService:
 
     def heartbeat(self) -> tuple[str, int, Mapping[str, Scalar]]:
         """State, sessions held and counters."""
-        counters = {**self._counters, **host_counters(self._engine.model)}
+        engine = self._engine
+        counters = {
+            **self._counters,
+            **host_counters(engine.model),
+            **engine.prefixes.counters(),
+        }
         return ("busy" if self._seats else "ready", len(self._seats), counters)
 
     # ------------------------------------------------------------------ sessions
@@ -145,7 +150,7 @@ class TargetService:
         n_prompt = len(prompt) - order.n_replayed
         self._check_length(n_prompt, order.sampling.max_tokens)
         self._check_sampling(order.sampling)
-        session = self._engine.open(order.sampling, taps=order.taps)
+        session = self._engine.open(order.sampling, taps=order.taps, owner=order.share_scope)
         seat = Seat(
             name=order.session,
             epoch=order.epoch,
@@ -209,6 +214,7 @@ class TargetService:
             **logprob_fields(step.logprobs[: len(emission.ids)]),
             ngram_hits=reads.hits,
             ngram_misses=reads.misses,
+            cached_tokens=seat.session.n_cached,
         )
         self._answer(seat, answer)
 

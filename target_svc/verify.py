@@ -6,7 +6,7 @@ the one row of a plain round where the next graph is built while it runs.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,11 +42,11 @@ class Verdict:
 
     rows_run: int  # anchor and drafts; padding is not counted
     n_accepted: int  # 0..rows_run-1
-    ids: tuple[int, ...]  # accepted drafts and the bonus
+    ids: tuple[int, ...]  # accepted drafts and the bonus, up to the first that ends a text
     near_ties: int  # among the rows that decided
     logprobs: tuple[TokenLogprobs, ...]  # one per id where asked for, else empty
     first_pos: int  # of `features`: the anchor's position
-    features: mx.array | None  # [n_accepted + 1, Hd], evaluated; None without taps
+    features: mx.array | None  # [len(ids), Hd], evaluated; None without taps
     build: str  # how the forward was built, as replies show it
     is_prebuilt: bool  # a graph stood ready for these rows
     first_ms: float  # until the device had its first layers
@@ -99,7 +99,8 @@ def run_round(
             ahead = Build(model, state, 1, taps, plan.build)
         mx.eval(forward.results)
         decision = decide(forward.logits, drafts, sampling, base + 1, seen)
-        keep = decision.n_accepted + 1
+        ids = up_to_end(decision.ids, sampling, model.facts.eos_ids)
+        keep = len(ids)
         if ahead is None:
             commit(state, keep)
     except DFlashError:
@@ -113,9 +114,9 @@ def run_round(
     return Verdict(
         rows_run=len(row_ids),
         n_accepted=decision.n_accepted,
-        ids=decision.ids,
+        ids=ids,
         near_ties=decision.near_ties,
-        logprobs=decision.logprobs,
+        logprobs=decision.logprobs[:keep],
         first_pos=base,
         features=features,
         build=plan.build.name + (PREBUILT if build is not None else ""),
@@ -125,6 +126,19 @@ def run_round(
         eval_ms=(end - built) * 1e3,
         ahead=ahead,
     )
+
+
+def up_to_end(
+    ids: tuple[int, ...], sampling: Sampling, eos_ids: Collection[int]
+) -> tuple[int, ...]:
+    """Ids up to the first that ends a text: what is behind it must not enter the state.
+
+    Else a following turn, which goes on behind the end, could not go on from that state.
+    """
+    for index, token in enumerate(ids):
+        if token in sampling.stop_ids or (token in eos_ids and not sampling.ignore_eos):
+            return ids[: index + 1]
+    return ids
 
 
 def pad_rows(row_ids: Sequence[int], width: int | None) -> list[int]:

@@ -53,7 +53,7 @@ class Clients:
 
     def _begin(self, peer: str, message: Submit, now: float, key: str) -> None:
         self._n_requests += 1
-        request = request_of(message, self._n_requests, peer, now)
+        request = request_of(message, self._n_requests, peer, now, key)
         delivery = self._readers.new(request.number, peer, key, message)
         n_before = self._requests.submit(request, delivery)
         self._readers.enter(delivery)

@@ -10,7 +10,7 @@ from common.wire.messages import Submit
 from common.wire.tensors import to_ids, to_text
 
 
-def request_of(message: Submit, number: int, client: str, now: float) -> Request:
+def request_of(message: Submit, number: int, client: str, now: float, key: str = "") -> Request:
     """Check a client's request.
 
     Args:
@@ -18,6 +18,7 @@ def request_of(message: Submit, number: int, client: str, now: float) -> Request
         number: the coordinator's own count.
         client: its peer.
         now: monotonic seconds.
+        key: whose key sent it; "" where links have none.
 
     Raises:
         BadRequest: a parameter out of its range.
@@ -37,6 +38,7 @@ def request_of(message: Submit, number: int, client: str, now: float) -> Request
         prompt=message.prompt,
         is_chat=message.is_chat,
         allow_special=message.allow_special,
+        owner=key,
         sampling=message.sampling,
         draft=message.draft,
         submitted_at=now,

@@ -31,6 +31,7 @@ def open_message(
         taps=tie.has_taps,
         is_chat=request.is_chat and not is_replay,
         allow_special=request.allow_special and not is_replay,
+        share_scope=request.owner,
     )
 
 

@@ -39,12 +39,15 @@ class Reply:
         self._builds: Counter[str] = Counter()
         self._first_ms = 0.0
         self._ngram_hits = self._ngram_misses = 0
+        self._cached_tokens = 0
 
     def commit(self, ids: Sequence[int], now: float, answer: Prefilled | Verified) -> None:
         """Append tokens that reach the client now, of an answer of the target."""
         self._near_ties += answer.near_ties
         self._ngram_hits += answer.ngram_hits
         self._ngram_misses += answer.ngram_misses
+        if isinstance(answer, Prefilled) and not self.ids:  # a replay's is no part of the prompt
+            self._cached_tokens = answer.cached_tokens
         if not ids:
             return
         if not self.ids:
@@ -107,6 +110,7 @@ class Reply:
             "builds": dict(self._builds),
             "ngram_hits": self._ngram_hits,
             "ngram_misses": self._ngram_misses,
+            "cached_tokens": self._cached_tokens,
             "first_ms": self._first_ms / self._rounds if self._rounds else 0.0,
         }
         return json.dumps(body)

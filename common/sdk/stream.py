@@ -75,7 +75,8 @@ class Completion:
     `stats` holds `rounds`, `drafted_rounds`, `plain_rounds`, `drafts_sent`, `drafts_accepted`,
     `acceptance_length`, `accepted_by_position`, `rows_histogram`, `tokens_per_s`, `ttft_s`,
     `near_ties`, `plain_reasons`, `builds` (rounds by how the target built them), `first_ms`,
-    `ngram_hits` and `ngram_misses` (rows of the target's n-gram table, by its row cache).
+    `ngram_hits` and `ngram_misses` (rows of the target's n-gram table, by its row cache),
+    `cached_tokens` (of the prompt, that an earlier request of the same key left at the target).
     """
 
     text: str

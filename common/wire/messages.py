@@ -271,6 +271,7 @@ class Open:
     taps: bool  # False: no taps are computed, no features sent
     is_chat: bool = False  # as in Submit
     allow_special: bool = False  # as in Submit
+    share_scope: str = ""  # whose key asked: only prefixes of the same one may be gone on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,7 @@ class Prefilled:
     top_logprobs: tuple[float, ...] = ()
     ngram_hits: int = 0  # n-gram rows of the prompt that the row cache held
     ngram_misses: int = 0  # .. and those that were read
+    cached_tokens: int = 0  # of the prompt, that an earlier session left behind
 
 
 @dataclass(frozen=True, slots=True)

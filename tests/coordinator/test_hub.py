@@ -58,6 +58,7 @@ STATS_KEYS = {
     "lossy",
     "ngram_hits",
     "ngram_misses",
+    "cached_tokens",
 }
 
 
@@ -128,6 +129,7 @@ def test_stats_hold_exactly_the_documented_keys_and_add_up():
     assert stats["drafts_accepted"] == sum(stats["accepted_by_position"])
     assert rounds_of_tokens == pytest.approx(40 - 1)
     assert stats["ngram_misses"] == len(PROMPT) + stats["drafts_sent"] + stats["rounds"]
+    assert stats["cached_tokens"] == len(PROMPT) - 1
     assert stats["ngram_hits"] == 1 + 2 * stats["drafts_sent"]
     assert stats["ttft_s"] > 0
     assert stats["tokens_per_s"] > 0

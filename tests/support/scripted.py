@@ -275,6 +275,7 @@ class ScriptedTarget(ScriptedWorker):
             ms=1.0,
             ngram_hits=1,
             ngram_misses=len(held.ids),
+            cached_tokens=len(held.ids) - 1,
         )
         self.say(held.prefilled)
 

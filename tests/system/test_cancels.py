@@ -30,7 +30,11 @@ ENDED = (Cancelled, DeadlineExceeded, PeerLost)
 
 @pytest.fixture(scope="module")
 def system():
-    with running(DFLASH_TARGET_CAPACITY="2", DFLASH_COORDINATOR_RESUME_S="0.5") as started:
+    with running(
+        DFLASH_TARGET_CAPACITY="2",
+        DFLASH_TARGET_PREFIX_CACHE_MB="2",  # full at once: what it holds is no leak
+        DFLASH_COORDINATOR_RESUME_S="0.5",
+    ) as started:
         yield started
 
 

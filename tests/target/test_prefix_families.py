@@ -1,10 +1,12 @@
 """Every family goes on from a kept prefix as if its prompt had been run from the start."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.family_makers import MAKERS
-from support.scripted_drafts import GREEDY
+from support.scripted_drafts import GREEDY, plain_decode
 from support.target_cases import CLOSE, arrays_of
 from support.tiny_drafter import make_tiny_drafter
 
@@ -219,3 +221,21 @@ def test_a_session_that_failed_leaves_nothing(engine, monkeypatch):
         session.verify((), 1)
     session.close()
     assert engine.prefixes.counters()["prefix_entries"] == n_kept
+
+
+def test_a_stop_inside_a_block_ends_the_state_there(engine):
+    """A following turn stands behind the stop: a state that went on could not be used for it."""
+    ids = plain_decode(engine, PROMPT, BLOCK)
+    stop = next(at for at in range(2, BLOCK) if ids[at] not in ids[:at])
+    sampling = replace(GREEDY, stop_ids=(ids[stop],), ignore_eos=True)
+    session = engine.open(sampling, taps=True, owner="me")
+    list(session.prefill(PROMPT))
+    verdict = session.verify(ids[1:BLOCK], BLOCK)
+    assert verdict.n_accepted == BLOCK - 1
+    assert [session.base, *verdict.ids] == [len(PROMPT) + stop, *ids[1 : stop + 1]]
+    assert verdict.features.shape[0] == stop
+    session.close()
+    turn = [*PROMPT, *ids[: stop + 1], *MORE]
+    warm, cold = run(engine, turn)[0], run(engine, turn, None)[0]
+    assert warm.n_cached == len(PROMPT) + stop
+    np.testing.assert_allclose(next_scores(engine, warm), next_scores(engine, cold), atol=CLOSE)
