@@ -78,6 +78,23 @@ def test_every_path_on_the_map_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.timeout(180)
+def test_every_python_snippet_passes_the_type_checker(tmp_path):
+    """An example with a wrong keyword is copied a hundred times."""
+    for index, body in enumerate(SNIPPETS):
+        (tmp_path / f"snippet_{index}.py").write_text(body, encoding="utf-8")
+    flags = ["--strict", "--follow-imports=silent", "--ignore-missing-imports"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *flags, *map(str, sorted(tmp_path.glob("*.py")))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.system
 @pytest.mark.timeout(180)
 def test_every_python_snippet_runs():

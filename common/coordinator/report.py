@@ -41,6 +41,7 @@ def _worker(worker: Worker, now: float) -> Report:
         "role": worker.role,
         "pid": hello.pid,
         "build": hello.build,
+        "model": _model(worker),
         "state": _state(worker, now),
         "phase": worker.progress.phase if ready is None else "",
         "done": worker.progress.done,
@@ -57,6 +58,14 @@ def _worker(worker: Worker, now: float) -> Report:
         "age_ms": round((now - worker.liveness.heard_at) * 1e3, 1),
         "uptime_s": round(now - worker.since, 1),
     }
+
+
+def _model(worker: Worker) -> Report:
+    card = worker.hello.card
+    if card is None:
+        return {}
+    sizes = {"vocab_size": card.vocab_size, "context_len": card.context_len}
+    return {"model_type": card.model_type, **sizes, "block_size": card.block_size}
 
 
 def _state(worker: Worker, now: float) -> str:

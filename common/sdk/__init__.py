@@ -21,6 +21,7 @@ from common.sdk.aio import AsyncClient
 from common.sdk.aio_inflight import AsyncStream
 from common.sdk.client import Client
 from common.sdk.inflight import Stream
+from common.sdk.looks import Health, ModelInfo
 from common.sdk.stream import Completion, EndEvent, ProgressEvent, TokenEvent
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "DFlashError",
     "DeadlineExceeded",
     "EndEvent",
+    "Health",
+    "ModelInfo",
     "PeerLost",
     "PeerSilent",
     "ProgressEvent",

@@ -5,6 +5,7 @@ followed (`stream`) or checked (`request`).
 Invariant: a client and its streams belong to one event loop.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from common.net.zeromq import AsyncClientLink
 from common.sdk.aio_inflight import AsyncPool, AsyncStream
 from common.sdk.client import STATUS_S
 from common.sdk.locate import locate
-from common.sdk.options import Options
+from common.sdk.looks import Health, ModelInfo, health_of, models_of, stats_of
+from common.sdk.options import Options, options_of_each
 from common.sdk.request import make_request
 from common.sdk.stream import Completion, parse_status
 from common.wire.messages import Status, StatusRequest
@@ -61,6 +63,26 @@ class AsyncClient:
         options.setdefault("timeout_s", self._timeout_s)
         return AsyncStream(self._pool, make_request(prompt, prompt_ids, **options))
 
+    async def generate_n(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]:
+        """As `Client.generate_n`."""
+        jobs = [
+            asyncio.ensure_future(self.generate(prompt, prompt_ids=prompt_ids, **one))
+            for one in options_of_each(n, options)
+        ]
+        try:
+            return await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
     async def status(self) -> dict[str, Any]:
         """What runs and how it does, as the coordinator sees it."""
         link = await self._pool.take()
@@ -72,6 +94,18 @@ class AsyncClient:
             raise
         self._pool.give(link)
         return parse_status(message)
+
+    async def health(self) -> Health:
+        """As `Client.health`."""
+        return health_of(await self.status())
+
+    async def models(self) -> list[ModelInfo]:
+        """As `Client.models`."""
+        return models_of(await self.status())
+
+    async def stats(self) -> dict[str, Any]:
+        """As `Client.stats`."""
+        return stats_of(await self.status())
 
     async def aclose(self) -> None:
         """Close idle connections; streams that are open keep theirs until they end."""

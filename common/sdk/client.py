@@ -17,6 +17,7 @@ from common.errors import DFlashError, WireError
 from common.net.zeromq import ClientLink
 from common.sdk.inflight import Stream
 from common.sdk.locate import locate
+from common.sdk.looks import Health, ModelInfo, health_of, models_of, stats_of
 from common.sdk.options import Options, options_of_each
 from common.sdk.pool import Pool
 from common.sdk.request import make_request
@@ -120,6 +121,18 @@ class Client:
             raise
         self._pool.give(link)
         return parse_status(message)
+
+    def health(self) -> Health:
+        """Whether requests are served, and by whom."""
+        return health_of(self.status())
+
+    def models(self) -> list[ModelInfo]:
+        """What the ready targets serve; empty while none is ready."""
+        return models_of(self.status())
+
+    def stats(self) -> dict[str, Any]:
+        """`requests` by how they ended, and the counters of all `workers`, since the start."""
+        return stats_of(self.status())
 
     def close(self) -> None:
         """Close idle connections; streams that are open keep theirs until they end."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -17,7 +19,8 @@ from common.errors import (
     PeerLost,
     VersionMismatch,
 )
-from common.sdk import AsyncClient, Client, ProgressEvent, TokenEvent
+from common.sampling import derived_seed
+from common.sdk import AsyncClient, Client, ModelInfo, ProgressEvent, TokenEvent
 from common.wire.messages import Failed, Reject
 
 
@@ -294,3 +297,84 @@ def test_cancelled_task_cancels_the_request(address):
         asyncio.run(main())
         wait_for(lambda: coordinator.cancelled or coordinator.lost)
         never.set()
+
+
+STATUS = {
+    "state": "ready",
+    "requests": {"running": 2, "queued": 1},
+    "counters": {"stop": 4},
+    "workers": [
+        *(
+            {
+                "name": f"target.{index}",
+                "role": "target",
+                "state": state,
+                "counters": {"verifies": index},
+                "model": {"model_type": "qwen4_exp", "vocab_size": 64, "context_len": 128},
+            }
+            for index, state in ((1, "ready"), (2, "busy"), (3, "starting"))
+        ),
+        {"name": "drafter.1", "role": "drafter", "state": "ready", "model": {}},
+    ],
+}
+
+
+def test_looks_are_read_out_of_the_status(address):
+    """A target that still loads serves nothing; one model is listed once."""
+    with ScriptedCoordinator(address, count_down, STATUS), Client(endpoint=address) as client:
+        health, models, stats = client.health(), client.models(), client.stats()
+    assert health.is_ready
+    assert (health.n_running, health.n_queued) == (2, 1)
+    assert health.workers["target.3"] == "starting"
+    assert models == [ModelInfo("qwen4_exp", 64, 128, ("target.1", "target.2"))]
+    assert stats["requests"] == {"stop": 4}
+    assert stats["workers"]["target.2"] == {"verifies": 2}
+
+
+def test_looks_are_awaited_alike(address):
+    """Two clients that answer differently are two bugs to find."""
+
+    async def main():
+        async with AsyncClient(endpoint=address) as client:
+            return await client.health(), await client.models(), await client.stats()
+
+    with ScriptedCoordinator(address, count_down, STATUS), Client(endpoint=address) as client:
+        assert asyncio.run(main()) == (client.health(), client.models(), client.stats())
+
+
+def test_completions_are_awaited_side_by_side(address):
+    """Each with a seed of its own, the first with the request's."""
+
+    async def main():
+        async with AsyncClient(endpoint=address) as client:
+            return await client.generate_n(3, "x", seed=7, temperature=1.0)
+
+    with ScriptedCoordinator(address, count_down) as coordinator:
+        replies = asyncio.run(main())
+    assert len(replies) == 3
+    seeds = {submit.sampling.seed for submit in coordinator.submits}
+    assert seeds == {derived_seed(7, index) for index in range(3)}
+
+
+def test_a_process_that_was_forked_and_executed_has_a_client_of_its_own(address):
+    """Sockets of the parent must not be shared, nor the parent's client be harmed."""
+    code = (
+        "import sys; from common.sdk import Client\n"
+        "with Client(endpoint=sys.argv[1]) as client: print(client.generate('x').token_ids)"
+    )
+    with ScriptedCoordinator(address, count_down), Client(endpoint=address) as client:
+        before = client.generate("x").token_ids
+        with client.stream("x") as stream:  # a connection in use while the child runs
+            done = subprocess.run(
+                [sys.executable, "-c", code, address],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            for _ in stream:
+                pass
+        after = client.generate("x").token_ids
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(before)
+    assert before == after == stream.completion.token_ids

@@ -32,7 +32,7 @@ def engine(tmp_path_factory):
 
 
 def test_everything_is_measured_and_kept_on_the_way(engine, tmp_path):
-    """A lease spent on a measurement that is lost when the next one fails."""
+    """Minutes of measuring that are lost when the next measurement fails."""
     out = tmp_path / "probe.json"
     probe = Probe(engine, out, budget_s=60, repeats=1)
     probe.run([96, 130], [1, 8], 3)
