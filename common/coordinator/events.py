@@ -43,7 +43,7 @@ class Request:
     expires_at: float | None
     is_chat: bool = False  # the text is a JSON object of messages
     allow_special: bool = False  # special tokens written out in the text become those tokens
-    owner: str = ""  # whose key sent it; "" where links have no keys
+    owner: str = ""  # whose key and scope sent it; "" where there are none
 
 
 @dataclass(frozen=True, slots=True)

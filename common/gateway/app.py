@@ -6,6 +6,7 @@ completions run (`running`).
 """
 
 import asyncio
+import hashlib
 import hmac
 import json
 import logging
@@ -100,6 +101,13 @@ class Gateway:
                 401, "no valid key; send Authorization: Bearer KEY", code="invalid_api_key"
             )
 
+    def _scope_of(self, request: Request) -> str:
+        """Who may go on from what this caller's prompts leave behind: who has the same key."""
+        if not self._keys:
+            return ""
+        key = request.headers["authorization"].partition(" ")[2].strip()
+        return hashlib.sha256(key.encode()).hexdigest()[:32]
+
     # ------------------------------------------------------------------ looking
 
     async def _health(self, request: Request) -> Response:
@@ -151,6 +159,7 @@ class Gateway:
     def _completer(self, read: Reader) -> Handler:
         async def complete(request: Request) -> Response:
             asked = read(await _json_of(request))
+            asked.options["share_scope"] = self._scope_of(request)
             if asked.model:
                 self._check_model(asked.model)
             choices = Choices(self._client, asked)

@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     messages: Sequence[Mapping[str, Any]] | None  # a chat, in place of a prompt
     tools: Sequence[Mapping[str, Any]] | None  # passed through to the chat template
     template_kwargs: Mapping[str, Any] | None  # more names for the chat template
+    share_scope: str  # of whoever a service asks for: kept prefixes are shared within it only
     allow_special: bool  # special tokens written out in text become those tokens
 
 

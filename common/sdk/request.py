@@ -17,7 +17,15 @@ import numpy as np
 from common.errors import AuthRefused, BadRequest, DFlashError, VersionMismatch, WireError
 from common.sampling import SamplingParams
 from common.sdk.options import Options, sampling_of
-from common.wire.messages import Hello, Message, Reject, Sampling, Submit, Welcome
+from common.wire.messages import (
+    MAX_SESSION_CHARS,
+    Hello,
+    Message,
+    Reject,
+    Sampling,
+    Submit,
+    Welcome,
+)
 from common.wire.tensors import Tensor
 from common.wire.version import MAJOR, MINOR, build
 
@@ -38,6 +46,7 @@ class Request:
     timeout_s: float | None
     is_chat: bool = False
     allow_special: bool = False
+    share_scope: str = ""
     resume_s: float = RESUME_S
 
     def submit(self) -> Submit:
@@ -50,6 +59,7 @@ class Request:
             deadline_ms=0 if self.timeout_s is None else max(1, round(self.timeout_s * 1000)),
             is_chat=self.is_chat,
             allow_special=self.allow_special,
+            share_scope=self.share_scope,
         )
 
 
@@ -92,6 +102,7 @@ def make_request(
         timeout_s=timeout_s,
         is_chat=messages is not None,
         allow_special=options.get("allow_special", False),
+        share_scope=_scope(options.get("share_scope", "")),
         resume_s=resume_s,
     )
 
@@ -168,3 +179,11 @@ def _ids_tensor(prompt_ids: Sequence[int] | None) -> Tensor:
     if any(not 0 <= token < 2**31 for token in ids):
         raise BadRequest("prompt_ids: every id must lie in 0..2147483647")
     return Tensor("int32", (len(ids),), np.asarray(ids, dtype="<i4").tobytes())
+
+
+def _scope(name: object) -> str:
+    if not isinstance(name, str) or len(name) > MAX_SESSION_CHARS:
+        raise BadRequest(
+            f"share_scope: {name!r:.40}; a text of at most {MAX_SESSION_CHARS} characters"
+        )
+    return name

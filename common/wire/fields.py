@@ -104,6 +104,7 @@ _BY_NAME: Final[dict[str, Take]] = {
     "Sampling.logprobs": whole(-1, MAX_TOP_LOGPROBS),
     "Sampling.cascade_alpha": _SHARE,
     "Submit.claim": text(MAX_SESSION_CHARS),
+    "Submit.share_scope": text(MAX_SESSION_CHARS),
     "logprobs": _reals(-1e12, 0.0),
     "top_logprobs": _reals(-1e12, 0.0),
     "top_ids": _tokens(MAX_ITEMS),

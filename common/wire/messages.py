@@ -185,6 +185,7 @@ class Submit:
     claim: str = ""  # secret name of the request: who shows it again resumes instead of repeating
     from_index: int = 0  # with a claim: the first token index wanted
     window: int = 0  # most tokens sent and not yet told by Read; 0: no limit
+    share_scope: str = ""  # of those the client acts for: whose prompts may share prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,9 @@ class Open:
     taps: bool  # False: no taps are computed, no features sent
     is_chat: bool = False  # as in Submit
     allow_special: bool = False  # as in Submit
-    share_scope: str = ""  # whose key asked: only prefixes of the same one may be gone on from
+    share_scope: str = (
+        ""  # key and scope that asked: only prefixes of the same one may be gone on from
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from common.sdk import Client
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-KEY = "a-key-of-sixteen-characters"
+KEY, OTHER_KEY = "a-key-of-sixteen-characters", "another-key-of-somebody-else"
 PROMPT = "import os\nimport sys\n\n\ndef main(argv):\n    "
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -38,7 +38,7 @@ class Served:
         shutil.copytree(pair / "target", folder / "pair-with-chat")
         (folder / "pair-with-chat" / "chat_template.jinja").write_text(TEMPLATE)
         keys = folder / "keys"
-        keys.write_text(KEY + "\n")
+        keys.write_text(f"{KEY}\n{OTHER_KEY}\n")
         keys.chmod(0o600)
         self.system = System(
             DFLASH_MODEL_TARGET=str(folder / "pair-with-chat"),
@@ -146,6 +146,21 @@ def test_tools_reach_the_template(api):
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     without = api.chat.completions.create(**asked).usage.prompt_tokens
     assert api.chat.completions.create(**asked, tools=[tool]).usage.prompt_tokens > without
+
+
+def test_prefixes_are_kept_for_each_key_apart(served, api):
+    """The time of an answer would tell one caller what another has asked."""
+    secret = list(range(100, 150))
+
+    def cached(client, *more):
+        asked = {"model": "pair-with-chat", "prompt": [*secret, *more], "max_tokens": 2}
+        return client.completions.create(**asked).model_extra["dflash_up"][0]["cached_tokens"]
+
+    assert cached(api) == 0
+    assert cached(api, 200, 201) == len(secret)
+    with openai.OpenAI(base_url=served.url + "/v1", api_key=OTHER_KEY, max_retries=0) as other:
+        assert cached(other, 200, 201) == 0
+        assert cached(other, 200, 201, 202) == len(secret) + 2
 
 
 def test_errors_are_openais_own_classes(served, api):
