@@ -122,7 +122,9 @@ class Rounds:
             with seat.reads.counted():
                 is_copy = bool(order.copy_ids)
                 rows = len(drafts) + 1
-                result = seat.session.verify(drafts, rows, sources=sources, is_copy=is_copy)
+                result = seat.session.verify(
+                    drafts, rows, sources=sources, is_copy=is_copy, ends=seat.ends
+                )
         except EngineError as fault:
             self._rebuild(seat, order, waited_ms, fault)
             return

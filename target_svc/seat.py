@@ -6,6 +6,7 @@ sockets, the wire, other sessions or the policy.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from common.net.transport import Peer
@@ -23,6 +24,7 @@ from target_svc.prefill import PrefillStep
 from target_svc.session import Session
 from target_svc.stops import StopStrings
 from target_svc.text import Detokenizer
+from target_svc.verify import Ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,21 @@ class Seat:
         last = self._stops.push(self._text.finish())
         tail = last.text + self._stops.finish()
         return Emission(tuple(kept), tuple(pieces), "stop" if last.is_stopped else finish, tail)
+
+    @property
+    def ends(self) -> Ends | None:
+        """Cuts ids behind the one that completes a stop string; None without stop strings.
+
+        What is behind it must not enter the state: a following turn goes on from where text ends.
+        """
+        return self._up_to_stop if self._stops.is_needed else None
+
+    def _up_to_stop(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        text, stops = self._text.twin(), copy(self._stops)
+        for index, token in enumerate(ids):
+            if stops.push(text.push(token)).is_stopped:
+                return ids[: index + 1]
+        return ids
 
     def replay(self, ids: Sequence[int]) -> None:
         """Ids of the reply that reached the client before this session; none of them ended it."""

@@ -25,7 +25,7 @@ from target_svc.prefix_cache import Context, PrefixCache, Share, kept_after
 from target_svc.rules import Source
 from target_svc.seen import Seen
 from target_svc.taps import FeatureStore, Taps
-from target_svc.verify import Verdict, VerifyPlan, run_round
+from target_svc.verify import Ends, Verdict, VerifyPlan, run_round
 
 
 class Host(Protocol):
@@ -169,6 +169,7 @@ class Session:
         *,
         sources: Sequence[Source] = (),
         is_copy: bool = False,
+        ends: Ends | None = None,
     ) -> Verdict:
         """Run one round: the anchor and the first `rows - 1` drafts, fewer where fewer are given.
 
@@ -177,6 +178,7 @@ class Session:
             rows: 1..max_rows; 1 is a plain round.
             sources: what each draft was drawn from; empty where the best ones were taken.
             is_copy: the drafts are taken from earlier text.
+            ends: cuts ids where their text ends the reply.
 
         Raises:
             BadRequest: rows out of range or a draft outside the vocabulary; nothing changed.
@@ -198,15 +200,12 @@ class Session:
         build = self._take_build(len(drafts) + 1)
         self._is_sound = False
         verdict = run_round(
-            self._host.model,
-            self._state,
-            self.anchor_id,
+            *(self._host.model, self._state, self.anchor_id),
             Drafts(tuple(drafts), tuple(sources[: len(drafts)]), is_copy=is_copy),
-            self._host.plan,
-            self._taps,
-            self._sampling,
+            *(self._host.plan, self._taps, self._sampling),
             seen=self._seen,
             build=build,
+            ends=ends,
         )
         self._is_sound = True
         self._standing = verdict.ahead

@@ -29,6 +29,11 @@ class StopStrings:
         self._held = ""
         self._is_stopped = False
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any text can end the reply."""
+        return bool(self._stops)
+
     def push(self, piece: str) -> Shown:
         """Take the next piece; what can be shown now. After a stop nothing more can."""
         if not self._stops or self._is_stopped:

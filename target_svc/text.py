@@ -4,6 +4,7 @@ Owns the tokenizer and incremental text. Does not know models, stop rules or mes
 becomes a special token: those are for whoever sends ids.
 """
 
+from copy import copy
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,12 @@ class Detokenizer:
         self._ids: list[int] = []  # the window
         self._n_sure = 0  # of them, the first so many are there only to be decoded with the rest
         self._shown = ""  # the window's text, as far as it has been handed out
+
+    def twin(self) -> "Detokenizer":
+        """Another one at the same place; neither changes the other."""
+        other = copy(self)
+        other._ids = list(self._ids)
+        return other
 
     def push(self, token: int) -> str:
         """Add one id; the text that is now certain, often one word, or ""."""

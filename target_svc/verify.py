@@ -6,7 +6,7 @@ the one row of a plain round where the next graph is built while it runs.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ from target_svc.seen import Seen
 from target_svc.taps import Collects
 
 PREBUILT: Final = " prebuilt"
+Ends = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def run_round(
     *,
     seen: Seen | None = None,
     build: Build | None = None,
+    ends: Ends | None = None,
 ) -> Verdict:
     """Forward the anchor and its drafts, accept, and keep the accepted rows.
 
@@ -79,6 +81,7 @@ def run_round(
         sampling: how the target chooses.
         seen: ids up to the anchor, where the sampling counts tokens.
         build: a graph of at least so many rows on this state; None makes one.
+        ends: cuts ids where their text ends the reply; None: no text does.
 
     Raises:
         NotFinite: a row that decides has no finite score; nothing changed, but `state.base` where
@@ -100,6 +103,7 @@ def run_round(
         mx.eval(forward.results)
         decision = decide(forward.logits, drafts, sampling, base + 1, seen)
         ids = up_to_end(decision.ids, sampling, model.facts.eos_ids)
+        ids = ids if ends is None else ends(ids)
         keep = len(ids)
         if ahead is None:
             commit(state, keep)

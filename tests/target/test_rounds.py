@@ -276,3 +276,16 @@ def test_a_block_wider_than_any_verify_is_cut(engine, plain, monkeypatch):
     actor.open(PROMPT)
     verdict = actor.round(plain[1:9])
     assert (verdict.rows_run, verdict.ids) == (3, tuple(plain[1:4]))
+
+
+@pytest.mark.parametrize("kept", range(1, 5))
+def test_a_text_that_ends_inside_a_block_ends_the_state_there(engine, plain, kept):
+    """Four drafts are right, a stop string ends within them: the state goes on as if just kept."""
+    session, _ = prefill(engine, PROMPT)
+    base = session.base
+    verdict = session.verify(plain[1:5], 5, ends=lambda ids: ids[:kept])
+    assert verdict.ids == tuple(plain[1 : 1 + kept])
+    assert session.base == base + kept
+    assert session.anchor_id == plain[kept]
+    following = [token for _ in range(3) for token in session.verify((), 1).ids]
+    assert following == plain[1 + kept : 4 + kept]

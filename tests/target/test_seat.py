@@ -15,13 +15,16 @@ class FakeText:
     def finish(self):
         return "!"
 
+    def twin(self):
+        return self
 
-def seat(max_tokens=4, n_generated=0, ignore_eos=False):
+
+def seat(max_tokens=4, n_generated=0, ignore_eos=False, stop=()):
     place = Seat(
         name="s",
         epoch=1,
         ticket="t",
-        sampling=Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos),
+        sampling=Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos, stop=stop),
         session=None,
         reads=None,
         steps=iter(()),
@@ -67,3 +70,16 @@ def test_stop_token_is_text_when_it_is_to_be_ignored():
 
     assert emission.ids == (5, 0, 6)
     assert (emission.finish, emission.tail) == ("", "")
+
+
+def test_what_ends_the_text_is_found_before_it_enters_the_state():
+    """A look ahead changes nothing: the same ids are emitted as if nobody had looked."""
+    place = seat(max_tokens=9, stop=("6><7",))
+    assert place.ends((5, 6, 7, 8)) == (5, 6, 7)
+    assert place.ends((5, 6, 7, 8)) == (5, 6, 7)
+    assert place.ends((5, 6)) == (5, 6)
+    emission = place.emit([5, 6])
+    assert (emission.pieces, emission.finish) == (("<5>", "<"), "")
+    assert place.ends((7, 8)) == (7,)
+    assert place.emit([7]).finish == "stop"
+    assert seat().ends is None
