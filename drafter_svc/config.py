@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from common.errors import ModelMismatch
+from common.wire.fields import MAX_ITEMS
 from drafter_svc.fields import read_count, read_number, read_whole, refuse
 from drafter_svc.prior import PriorConfig, read_prior
 from drafter_svc.rope import RopeConfig, read_rope
@@ -262,6 +263,7 @@ def _check(config: DrafterConfig) -> None:
         top_k = config.selector.top_k
         fits = top_k <= config.vocab_size
         rules.append(("selector_top_k", top_k, fits, f"at most vocab_size {config.vocab_size}"))
+        rules.append(("selector_top_k", top_k, top_k <= MAX_ITEMS, f"at most {MAX_ITEMS}"))
     for name, value, is_fine, right in rules:
         if not is_fine:
             raise refuse(name, value, right)

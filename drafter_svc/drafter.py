@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DFlashError, EngineError, NotFinite
+from common.wire.fields import MAX_ITEMS
 from common.wire.messages import ModelCard
 from drafter_svc import host
 from drafter_svc.context import Context
@@ -126,7 +127,7 @@ class Drafter:
         Args:
             context: holds the features of every position below the anchor that the window needs.
             anchor_id: the last committed token, 0..V-1.
-            n_drafts: 1..B-1.
+            n_drafts: 1..B-1; fewer come where a block cannot name the candidates of so many.
             drawing: how drafts are drawn; None takes the best, as DFlash without a selector always
                 does: a draft that has no alternative is drawn from itself.
 
@@ -182,10 +183,12 @@ class Drafter:
             path = self._selector.path(hidden, logits, job.anchor_id, job.drawing)
         else:
             path = _plain_path(*kernels.finished(*kernels.best_ids(logits)))
-        n_named = len(path.q_ids) // len(path.draft_ids) * job.n_drafts
+        width = len(path.q_ids) // len(path.draft_ids)  # candidates of each draft
+        n_drafts = min(job.n_drafts, MAX_ITEMS // width) if width else job.n_drafts
+        n_named = width * n_drafts
         return DraftBlock(
-            path.draft_ids[: job.n_drafts],
-            path.confidences[: job.n_drafts],
+            path.draft_ids[:n_drafts],
+            path.confidences[:n_drafts],
             path.q_ids[:n_named],
             path.q_probs[:n_named],
             build_ms=build_ms,

@@ -22,7 +22,7 @@ class Drawing:
 
     Attributes:
         temperature: above 0; scores are divided by it.
-        seed: 0..2^63-1, of the request.
+        seed: 0..2^64-1, of the request.
         base: absolute position of the anchor.
     """
 
@@ -40,9 +40,10 @@ class Drawing:
         Returns:
             Its index, and float64 [K]: the distribution it was drawn from, sum 1.
         """
-        wide = scores.astype(np.float64) / self.temperature
-        weights = np.exp(wide - wide.max())
+        wide = scores.astype(np.float64)
+        weights = np.exp((wide - wide.max()) / self.temperature)
         probs: NDArray[np.float64] = weights / weights.sum()
         number = np.random.default_rng((PURPOSE, self.seed, self.base + 1 + slot)).random()
-        index = int(np.searchsorted(np.cumsum(probs), number, side="right"))
-        return min(index, len(probs) - 1), probs
+        ends = np.cumsum(probs)
+        # Below the last end even where rounding left that under 1: what has no share is not drawn.
+        return int(np.searchsorted(ends, number * ends[-1], side="right")), probs

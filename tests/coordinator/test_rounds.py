@@ -3,9 +3,9 @@
 import pytest
 
 from common.coordinator.events import Scene
-from common.coordinator.rounds import Round
+from common.coordinator.rounds import Round, RoundSequence
 from common.policy.policy import Fixed
-from common.wire.messages import Drafted, DraftFailed, RoundKey, Verified
+from common.wire.messages import Drafted, DraftFailed, RoundKey, Sampling, Verified
 
 KEY = RoundKey("7.0", 0, 0, 3, 8, 1)
 SOLO, COMPANY = Scene(is_solo=True), Scene(is_solo=False)
@@ -69,3 +69,22 @@ def test_last_round_is_told_as_such():
     """An accepted prefix that max_tokens cut is no rejection."""
     events = [(1.010, Drafted(KEY, (0.9, 0.8, 0.7), 6.0)), (1.050, verdict(4, 2, finish="length"))]
     assert result_of(events).is_final
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature", "seed"),
+    [
+        ({"acceptance": "residual", "temperature": 0.7}, 0.7, 11),
+        ({"acceptance": "residual", "temperature": 0.0}, 0.0, 0),
+        ({"acceptance": "exact", "temperature": 0.7}, 0.0, 0),
+        ({"acceptance": "typical", "temperature": 0.7}, 0.0, 0),
+        ({"acceptance": "cascade", "temperature": 0.7}, 0.0, 0),
+    ],
+)
+def test_drafts_are_drawn_where_the_rule_weighs_what_they_were_drawn_from(asked, temperature, seed):
+    """Best drafts under `residual` lose acceptance; drawn ones under `exact` lose it too."""
+    rounds = RoundSequence(Sampling(seed=11, **asked))
+    rounds.start("7.0", 0, 3, 8)
+    (command,) = rounds.begin(Fixed(), 4, 10, 1.0, SOLO)
+    draft = command.message
+    assert (draft.n_drafts, draft.temperature, draft.seed) == (3, temperature, seed)

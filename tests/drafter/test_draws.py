@@ -1,5 +1,7 @@
 """Drafts that are drawn, and the distributions they are said to be drawn from."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.tiny_drafter import H, make_stand_in_target, make_tiny_drafter
@@ -100,3 +102,26 @@ def test_picks_follow_their_probabilities_and_never_leave_them():
     assert (((counts - expected) ** 2) / expected).sum() < 35  # 3 degrees: odds 1e-7
     certain = np.array([-1e9, 0.0, -1e9], np.float32)
     assert {Drawing(0.01, seed, 0).pick(4, certain)[0] for seed in range(50)} == {1}
+
+
+def test_what_has_no_share_is_never_drawn(monkeypatch):
+    """Shares that round to a sum under 1, and a number beyond it: the last candidate, however bad.
+
+    A target refuses such a block and drops its drafter.
+    """
+    dice = SimpleNamespace(random=lambda: 1 - 2**-53)
+    monkeypatch.setattr(np.random, "default_rng", lambda key: dice)
+    for seed in range(200):
+        scores = np.random.RandomState(seed).standard_normal(16).astype(np.float32)
+        scores[-1] = -1e4
+        index, probs = Drawing(0.7, seed, 3).pick(0, scores)
+        assert probs[index] > 0
+
+
+def test_a_block_names_no_more_candidates_than_a_message_holds(drafter, monkeypatch):
+    """A wide selector's block that cannot be sent, every round anew."""
+    monkeypatch.setattr("drafter_svc.drafter.MAX_ITEMS", 2 * 16 + 1)
+    block = drafter.draft(opened(drafter), 5, B - 1, Drawing(0.8, 7, 20))
+    assert len(block.draft_ids) == len(block.confidences) == 2
+    assert len(block.q_ids) == len(block.q_probs) == 2 * 16
+    assert len(drafter.draft(opened(drafter), 5, B - 1).draft_ids) == B - 1
