@@ -16,6 +16,7 @@ TEXTS = {
     "CJK": "你好世界。日本語のテキスト、한국어",
     "mixed": "naïve ☃ 🚀🚀 café\n\tx = '你'\r\n",
     "a real mark": f"before {MARK} after{MARK}",
+    "real marks in a row": f"a{MARK}{MARK}{MARK}你 {MARK}🚀",
     "right to left": "שלום עולם مرحبا",
     "spaces": "  a  b   \n\n  c ",
 }
@@ -107,7 +108,7 @@ def test_a_text_streams_exactly_once_and_no_mark_is_shown_for_half_a_character(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(text=st.text(max_size=40))
+@given(text=st.one_of(st.text(max_size=40), st.text(f"{MARK}{MARK}{MARK}你🚀 a", min_size=8)))
 @settings(max_examples=150, deadline=None)
 def test_any_text_streams_exactly_once(kind, text):
     """Text shown twice, lost, or shown as marks first."""
@@ -153,6 +154,9 @@ def test_a_long_run_of_wrong_bytes_costs_no_more_per_byte(length):
         def decode(self, ids, skip_special_tokens):
             seen.append(len(ids))
             return KINDS["byte level"].decode(ids, skip_special_tokens=skip_special_tokens)
+
+        def id_to_token(self, token):
+            return KINDS["byte level"].id_to_token(token)
 
     ids = ids_of_bytes("byte level", b"\xff" * length)
     pieces, tail = streamed(Counting(), ids)
