@@ -6,7 +6,7 @@ Invariant: under greedy and `exact` the target's own choice at a position does n
 so any draft, good or hostile, leaves the output unchanged. One tie rule: the lowest id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ class Decision:
     n_accepted: int
     near_ties: int  # among the positions decided
     logprobs: tuple[TokenLogprobs, ...]  # one per id where asked for, else empty
+    certainty: float  # share of the best token under softmax of the last id's raw scores
 
 
 def decide(
@@ -104,7 +105,7 @@ def decide(
         else ()
     )
     near = sum(ruling.is_near_tie for ruling in decided)
-    return Decision(ids, len(ids) - 1, near, logprobs)
+    return Decision(ids, len(ids) - 1, near, logprobs, share_of_best(scores[len(ids) - 1]))
 
 
 def _rule(
@@ -160,18 +161,31 @@ def logprobs_of(scores: NDArray[Any], token: int, count: int) -> TokenLogprobs:
     )
 
 
+def share_of_best(scores: NDArray[Any]) -> float:
+    """Probability of the best token under softmax of scores [V].
+
+    >>> share_of_best(np.zeros(4))
+    0.25
+    """
+    return float(1.0 / np.exp(scores - scores.max()).sum())
+
+
 # --------------------------------------------------------------------------- greedy, the short way
 
 
 def _decide_greedily(logits: mx.array, draft_ids: Sequence[int]) -> Decision:
     rows = len(draft_ids) + 1
-    ids, top, second = _best_two_on_host(logits) if is_cpu() else _best_two_on_device(logits)
-    n_accepted = count_accepted(ids.tolist(), draft_ids)
-    _check_finite(top[:rows], 0)
-    near = (top - second) < NEAR_TIE * np.maximum(1.0, np.abs(top))
+    read = _read_host(logits) if is_cpu() else _read_device(logits)
+    n_accepted = count_accepted(read.ids.tolist(), draft_ids)
+    _check_finite(read.top[:rows], 0)
+    near = (read.top - read.second) < NEAR_TIE * np.maximum(1.0, np.abs(read.top))
     decided = n_accepted + 1
     return Decision(
-        tuple(ids[:decided].tolist()), n_accepted, int(np.count_nonzero(near[:decided])), ()
+        ids=tuple(read.ids[:decided].tolist()),
+        n_accepted=n_accepted,
+        near_ties=int(np.count_nonzero(near[:decided])),
+        logprobs=(),
+        certainty=read.certainty(n_accepted),
     )
 
 
@@ -183,20 +197,34 @@ def _check_finite(top: NDArray[Any], first_row: int) -> None:
         )
 
 
-def _best_two_on_host(logits: mx.array) -> tuple[NDArray[Any], ...]:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the host knows of every row's scores."""
+
+    ids: NDArray[Any]  # of the best one
+    top: NDArray[Any]
+    second: NDArray[Any]
+    certainty: Callable[[int], float]  # of one row
+
+
+def _read_host(logits: mx.array) -> _Read:
     scores = np.array(logits)  # a copy: the best is struck out below
     rows = np.arange(len(scores))
     ids = scores.argmax(axis=1)
-    best_scores = scores[rows, ids]
+    top = scores[rows, ids]
     scores[rows, ids] = -np.inf
-    return ids, best_scores, scores.max(axis=1)
+    return _Read(
+        *(ids, top, scores.max(axis=1)),
+        lambda row: float(1.0 / (1.0 + np.exp(scores[row] - top[row]).sum())),
+    )
 
 
-def _best_two_on_device(logits: mx.array) -> tuple[NDArray[Any], ...]:
+def _read_device(logits: mx.array) -> _Read:
     scores = logits.astype(mx.float32)
     ids = mx.argmax(scores, axis=-1)
     top = mx.max(scores, axis=-1)
     is_best = mx.arange(scores.shape[-1])[None, :] == ids[:, None]
     second = mx.max(mx.where(is_best, -mx.inf, scores), axis=-1)
-    mx.eval(ids, top, second)
-    return np.array(ids), np.array(top), np.array(second)
+    share = mx.minimum(mx.exp(top - mx.logsumexp(scores, axis=-1)), 1.0)
+    mx.eval(ids, top, second, share)
+    return _Read(np.array(ids), np.array(top), np.array(second), np.array(share).item)

@@ -168,6 +168,7 @@ class Rounds:
             first_ms=result.first_ms,
             ngram_hits=reads.hits,
             ngram_misses=reads.misses,
+            certainty=result.certainty,
         )
         seat.finish_round(verdict)
         self._counters["verifies"] += 1

@@ -46,6 +46,7 @@ class Verdict:
     ids: tuple[int, ...]  # accepted drafts and the bonus, up to the first that ends a text
     near_ties: int  # among the rows that decided
     logprobs: tuple[TokenLogprobs, ...]  # one per id where asked for, else empty
+    certainty: float  # 0..1, of the target about the token after the accepted prefix
     first_pos: int  # of `features`: the anchor's position
     features: mx.array | None  # [len(ids), Hd], evaluated; None without taps
     build: str  # how the forward was built, as replies show it
@@ -121,6 +122,7 @@ def run_round(
         ids=ids,
         near_ties=decision.near_ties,
         logprobs=decision.logprobs[:keep],
+        certainty=decision.certainty,
         first_pos=base,
         features=features,
         build=plan.build.name + (PREBUILT if build is not None else ""),

@@ -192,6 +192,7 @@ class Round:
                 is_solo=is_solo,
                 is_final=bool(event.finish),
                 copy_suffix_len=self._copy.suffix_len if self._copy else 0,
+                certainty=event.certainty,
             )
         )
         return RoundDone(

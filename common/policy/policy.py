@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.policy.budget import LossBudget
+from common.policy.caution import Caution
 from common.policy.copies import LONG_SUFFIX, Copy, CopyStats
 from common.policy.costs import STALL_HIGH, TargetCosts
 from common.policy.gate import DraftGate
@@ -50,6 +51,7 @@ class RoundResult:
         is_solo: no other session was at work on the target meanwhile.
         is_final: the request ended here, so the accepted prefix may have been cut short.
         copy_suffix_len: tokens of agreement before a copy; 0 when the drafts were no copy.
+        certainty: share of the target's best token where it chose the next anchor, 0..1.
     """
 
     is_drafted: bool
@@ -61,6 +63,7 @@ class RoundResult:
     is_solo: bool = True
     is_final: bool = False
     copy_suffix_len: int = 0
+    certainty: float = 1.0
 
 
 class RoundPolicy(Protocol):
@@ -155,13 +158,14 @@ class Adaptive:
         self._costs = costs
         self._is_width_free = is_width_free
         self._gate = DraftGate()
+        self._caution = Caution()
         self._budget = LossBudget()
         self._copies = CopyStats()
         self._is_returning = False  # the last round was kept plain by gate or budget
         self._last_rows = 0
 
     def plan(self, *, block_size: int, n_left: int, is_solo: bool) -> RoundPlan:
-        """Draft when the plain cost is known, the gate is open and the budget can bear it."""
+        """Draft when the plain cost is known, unless gate, caution or budget object."""
         plan = _whole_block(block_size, n_left)
         if not plan.draft:
             return plan
@@ -170,6 +174,8 @@ class Adaptive:
         if not self._gate.should_draft():
             self._is_returning = True
             return RoundPlan(0, "gate")
+        if self._caution.should_wait():
+            return RoundPlan(0, "unsure")
         if not self._can_afford():
             self._is_returning = True
             return RoundPlan(0, "budget")
@@ -202,6 +208,9 @@ class Adaptive:
             self._copies.count_round()
             is_drafted = result.is_drafted
             loss_ms = self._observe_draft(result) if is_drafted else self._observe_plain(result)
+            if is_drafted:
+                self._caution.record_draft(loss_ms)
+        self._caution.record_anchor(result.certainty)
         for budget in (self._budget, self._costs.budget):
             budget.record(loss_ms, 1 + result.n_accepted)
         self._last_rows = result.rows

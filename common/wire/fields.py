@@ -85,6 +85,7 @@ _BY_NAME: Final[dict[str, Take]] = {
     "Draft.n_drafts": whole(1, MAX_DRAFTS),
     "Verify.rows": whole(1, MAX_ROWS),
     "Verified.rows_run": whole(1, MAX_ROWS),
+    "Verified.certainty": _SHARE,
     "Verified.n_accepted": whole(0, MAX_DRAFTS),
     "Verify.copy_ids": _tokens(MAX_DRAFTS),
     "Block.ids": _tokens(MAX_DRAFTS),

@@ -407,6 +407,7 @@ class Verified:
     first_ms: float = 0.0  # of ms, the host's until the device had its first layers
     ngram_hits: int = 0  # n-gram rows since the last answer that the row cache held
     ngram_misses: int = 0  # .. and those that were read
+    certainty: float = 1.0  # share of the target's best token where it chose the last id, 0..1
 
 
 # --------------------------------------------------------------------------- data link

@@ -12,7 +12,7 @@ from common.errors import VersionMismatch
 from common.wire.messages import ModelCard
 
 MAJOR: Final = 1  # rises when an old peer would misunderstand
-MINOR: Final = 2  # rises when fields (with defaults, at the end) or types are added
+MINOR: Final = 3  # rises when fields (with defaults, at the end) or types are added
 
 # What may differ between a drafter and its target: what each is, and how much it can hold.
 _OWN_BUSINESS: Final = frozenset({"model_type", "context_len", "window"})

@@ -1,5 +1,7 @@
 """What a round's times teach the policy."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.coordinator.events import Scene
@@ -46,6 +48,12 @@ def test_alone_the_coordinators_own_clock_counts():
     assert result.draft_ms == pytest.approx(10.0)
     assert (result.rows, result.n_accepted, result.is_drafted, result.is_solo) == (4, 2, True, True)
     assert result.confidences == (0.9, 0.8, 0.7)
+
+
+def test_the_targets_doubt_reaches_the_policy():
+    """Whether the next draft waits depends on it."""
+    events = [(1.050, replace(verdict(1, 0), certainty=0.25))]
+    assert result_of(events, n_drafts=0).certainty == 0.25
 
 
 @pytest.mark.parametrize("scenes", [(COMPANY, COMPANY), (SOLO, COMPANY), (COMPANY, SOLO)])

@@ -117,6 +117,8 @@ def _paired(draw, kind, max_items):
     fields |= {name: tuple(draw(of)) for name, of in n_of.items() if name in fields}
     if "n_accepted" in fields:
         fields["n_accepted"] = n_items - 1
+    if "certainty" in fields:
+        fields["certainty"] = draw(SHARE)
     if "rows_run" in fields:
         fields["rows_run"] = n_items
     return kind(**fields)

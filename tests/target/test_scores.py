@@ -133,3 +133,32 @@ def test_a_row_without_a_finite_score_is_refused_by_number():
         decide(bad, Drafts((0,)), Sampling(min_p=0.0, logprobs=0), 0)
     with pytest.raises(NotFinite, match="row 1"):
         decide(bad, Drafts((0,)), Sampling(), 0)
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(logprobs=0), Sampling(temperature=0.7)])
+def test_certainty_is_the_best_share_of_the_last_row_that_decided(
+    sampling, is_on_host, monkeypatch
+):
+    """Of the raw scores, whatever the request makes of them."""
+    monkeypatch.setattr("target_svc.accept.is_cpu", lambda: is_on_host)
+    scores = np.random.default_rng(4).normal(scale=3.0, size=(4, 50)).astype(np.float32)
+    for lost in (0, 1, 2):
+        chosen = decide(mx.array(scores), NO_DRAFTS, sampling, 5).ids
+        ids = list(chosen)
+        while len(ids) <= lost:
+            ids.extend(decide(mx.array(scores[len(ids) :]), NO_DRAFTS, sampling, 5 + len(ids)).ids)
+        wrong = (ids[lost] + 1) % 50
+        decision = decide(mx.array(scores), Drafts((*ids[:lost], wrong)), sampling, 5)
+        assert decision.n_accepted == lost
+        wanted = np.exp(log_softmax(scores[lost])).max()
+        assert decision.certainty == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_a_certain_target_is_never_more_than_certain(is_on_host, monkeypatch):
+    """A share above 1 by a rounding would be refused on the wire."""
+    monkeypatch.setattr("target_svc.accept.is_cpu", lambda: is_on_host)
+    scores = np.full((1, 30_000), -15.9, np.float32)
+    scores[0, 7] = 80.0
+    assert decide(mx.array(scores), NO_DRAFTS, Sampling(), 5).certainty <= 1.0

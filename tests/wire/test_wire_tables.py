@@ -93,7 +93,7 @@ def test_refused_sender_is_named():
 
 def test_other_major_is_refused_and_names_both_sides():
     """Half-understood peers fail later and elsewhere."""
-    with pytest.raises(VersionMismatch, match=r"drafter\.1 speaks protocol 2\.3, this side .*1\.2"):
+    with pytest.raises(VersionMismatch, match=r"drafter\.1 speaks protocol 2\.3, this side .*1\.3"):
         version.check_version("drafter.1", 2, 3)
     version.check_version("drafter.1", 1, 99)
 
